@@ -1,0 +1,248 @@
+"""Turn the layers of any model binary, and carry weights between a binary model and its float twin."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from unflip.freeze import frozen_layers
+from unflip.layers import (
+    BinaryConv2d,
+    BinaryLayer,
+    BinaryLinear,
+    binary_layers,
+    inside_binarizer,
+)
+from unflip.methods.base import Method, get, resolve
+
+_BINARY_CLASS: dict[type[nn.Module], type[BinaryLayer]] = {
+    nn.Conv2d: BinaryConv2d,
+    nn.Linear: BinaryLinear,
+}
+
+# Layers that multiply with weights but have no binary form here. Left alone they would stay float without
+# a word, and the "binary" network would not be one.
+_UNSUPPORTED = (
+    nn.modules.conv._ConvNd,
+    nn.Linear,
+    nn.Bilinear,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happened to one layer."""
+
+    name: str
+    kind: str
+    weights: int
+    binary: bool
+    reason: str
+
+
+def binarize(
+    model: nn.Module,
+    method: str | Mapping[str, Any] | Method,
+    skip: Iterable[str] = (),
+    *,
+    keep_first_and_last: bool = True,
+    quiet: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """Swap every ``nn.Conv2d`` and ``nn.Linear`` of ``model`` for its binary layer, in place.
+
+    The first convolution and the last linear layer (in the order they are registered) stay float unless
+    ``keep_first_and_last=False``; so does every layer named in ``skip``, by its name or a pattern such
+    as ``"layer1.*"``. Weights, bias, hooks and parameter objects are kept. ``options`` go to the method:
+    ``binarize(model, "lns", base="dorefa", alpha=1)``.
+
+    Returns the model and prints what became binary and what stayed float (``quiet=True``: does not;
+    :func:`summary` says it again). Refuses, by name, layers it has no binary form for, unless they
+    are in ``skip``.
+    """
+    chosen = get(method, **options) if isinstance(method, str) else resolve(method)
+    if options and not isinstance(method, str):
+        raise TypeError(f"options {sorted(options)} go with a method's name, not with {method!r}")
+    targets = _targets(model, tuple(skip), keep_first_and_last)
+    swapped: dict[nn.Module, nn.Module] = {}
+    for name, module in targets.items():
+        swapped[module] = _binary_twin(name, module, chosen)
+    if model in swapped:
+        model = swapped[model]
+    else:
+        _replace(model, swapped)
+    if not quiet:
+        print(_table(chosen, summary(model)))
+    return model
+
+
+def _targets(
+    model: nn.Module, skip: tuple[str, ...], keep_first_and_last: bool
+) -> dict[str, nn.Module]:
+    """name -> layer, for the layers to swap."""
+    _refuse_already_binary(model)
+    if isinstance(skip, str) or any(not isinstance(s, str) for s in skip):
+        raise TypeError(f"skip={skip!r} should be a list of layer names or patterns")
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, _UNSUPPORTED)}
+    for pattern in skip:
+        if not any(_skipped(n, (pattern,)) for n, _ in model.named_modules()):
+            raise ValueError(
+                f"skip: {pattern!r} matches no layer. Layers: {', '.join(layers) or 'none'}"
+            )
+    kept = set(_first_and_last(model)) if keep_first_and_last else set()
+    targets = {n: m for n, m in layers.items() if n not in kept and not _skipped(n, skip)}
+    inside = [n for n, m in layers.items() if isinstance(m, nn.MultiheadAttention)]
+    for name, module in targets.items():
+        if any(name.startswith(f"{outer}.") for outer in inside):
+            continue  # the attention around it is refused below
+        _refuse_unsupported(name, module)
+    if not targets:
+        raise ValueError(
+            f"nothing to binarize: {type(model).__name__} has {len(layers)} convolution and linear "
+            f"layers ({', '.join(layers) or 'none'}) and all of them are to stay float "
+            f"(first and last: {', '.join(sorted(kept)) or 'none'}; skip: {list(skip)})"
+        )
+    return targets
+
+
+def _skipped(name: str, skip: tuple[str, ...]) -> bool:
+    """A pattern also covers everything below the module it names."""
+    return any(fnmatch.fnmatchcase(name, p) or name.startswith(f"{p}.") for p in skip)
+
+
+def _first_and_last(model: nn.Module) -> list[str]:
+    convs = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    linears = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    return convs[:1] + linears[-1:]
+
+
+def _refuse_already_binary(model: nn.Module) -> None:
+    for name, layer in binary_layers(model):
+        raise ValueError(
+            f"layer {name!r} is binary already (method {layer.method}); binarize a float model, and "
+            "take over weights with unflip.load_twin"
+        )
+    for name, _ in frozen_layers(model):
+        raise ValueError(f"layer {name!r} is frozen: it has no latent weights to train")
+
+
+def _refuse_unsupported(name: str, module: nn.Module) -> None:
+    kind = type(module).__name__
+    if is_parametrized(module):
+        reason = "its weight is computed by a parametrization; remove that first"
+    elif type(module) not in _BINARY_CLASS:
+        reason = "only nn.Conv2d and nn.Linear themselves have a binary form here"
+    elif isinstance(module.weight, nn.parameter.UninitializedTensorMixin):
+        reason = "its shape is not known yet; run the model once first"
+    elif not isinstance(module.weight, nn.Parameter) or "weight" not in module._parameters:
+        reason = "its weight is not a parameter (weight_norm? pruning?); make it one first"
+    elif not module.weight.is_floating_point():
+        reason = f"its weight is {module.weight.dtype}, not floating-point"
+    else:
+        return
+    raise ValueError(f"cannot binarize {name!r} ({kind}): {reason}; skip=[{name!r}] keeps it float")
+
+
+def _binary_twin(name: str, module: nn.Module, method: Method) -> BinaryLayer:
+    """A binary layer that shares the float one's parameters, buffers, hooks and settings."""
+    cls = _BINARY_CLASS[type(module)]
+    twin = cls.__new__(cls)
+    twin.__dict__.update(module.__dict__)
+    twin._modules = dict(module._modules)
+    twin.path = name
+    try:
+        twin.set_method(method)
+    except ValueError as error:
+        raise ValueError(f"cannot binarize {name!r}: {error}") from error
+    return twin
+
+
+def _replace(model: nn.Module, swapped: dict[nn.Module, nn.Module]) -> None:
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if child in swapped:
+                setattr(module, name, swapped[child])
+
+
+def summary(model: nn.Module) -> list[Change]:
+    """What is binary and what is float in a binarized model, in the order of its layers."""
+    changes = []
+    for name, module in model.named_modules():
+        if isinstance(module, BinaryLayer):
+            reason = str(module.method)
+            changes.append(_change(name, module, True, reason))
+        elif isinstance(module, (nn.Conv2d, nn.Linear)) and not inside_binarizer(name):
+            changes.append(_change(name, module, False, "float"))
+    return changes
+
+
+def _change(name: str, module: nn.Module, binary: bool, reason: str) -> Change:
+    assert isinstance(module.weight, Tensor)
+    return Change(name, type(module).__name__, module.weight.numel(), binary, reason)
+
+
+def _table(method: Method, changes: list[Change]) -> str:
+    binary = [c for c in changes if c.binary]
+    kept = [c for c in changes if not c.binary]
+    lines = [
+        f"binarized {len(binary)} layers ({sum(c.weights for c in binary):,} weights) with {method}: "
+        + ", ".join(c.name or c.kind for c in binary)
+    ]
+    if kept:
+        lines.append(
+            f"kept float: {', '.join(c.name for c in kept)} ({sum(c.weights for c in kept):,} weights)"
+        )
+    return "\n".join(lines)
+
+
+def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Load the weights of a float twin, or of the same network binarized by another method.
+
+    Everything but the binarizers' own state (LNS's mapping networks, say) is taken over and must fit;
+    the model's binarizers stay as they are. Works in both directions.
+    """
+    state = {k: v for k, v in state_dict.items() if not inside_binarizer(k)}
+    own = {k: v for k, v in model.state_dict().items() if inside_binarizer(k)}
+    model.load_state_dict({**state, **own})
+    for _, layer in binary_layers(model):
+        layer.weight_binarizer.latent_replaced(layer.weight)
+
+
+@torch.no_grad()
+def signs(model: nn.Module) -> dict[str, Tensor]:
+    """The signs of every binary layer, as int8; what :func:`flip_rate` compares."""
+    return {name: layer.code().signs.to(torch.int8) for name, layer in binary_layers(model)}
+
+
+def flip_rate(
+    before: nn.Module | Mapping[str, Tensor], after: nn.Module | Mapping[str, Tensor]
+) -> float:
+    """Share of binary weights whose sign differs between two models (or two :func:`signs`)."""
+    flips, total = 0, 0
+    for flipped, count in flips_by_layer(before, after).values():
+        flips, total = flips + flipped, total + count
+    return flips / total
+
+
+def flips_by_layer(
+    before: nn.Module | Mapping[str, Tensor], after: nn.Module | Mapping[str, Tensor]
+) -> dict[str, tuple[int, int]]:
+    """layer -> (signs that differ, signs)."""
+    old = signs(before) if isinstance(before, nn.Module) else before
+    new = signs(after) if isinstance(after, nn.Module) else after
+    if old.keys() != new.keys() or not old:
+        odd = sorted(old.keys() ^ new.keys())
+        raise ValueError(
+            "before and after should have the same binary layers; "
+            + (f"these are in one only: {', '.join(odd)}" if odd else "neither has any")
+        )
+    return {n: (int((old[n] != new[n]).sum().item()), new[n].numel()) for n in old}

@@ -1,0 +1,123 @@
+"""Freeze: keep signs and scales, drop latent weights and everything that produced them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unflip.layers import (
+    BinaryConv2d,
+    BinaryLayer,
+    BinaryLinear,
+    ConvProduct,
+    LinearProduct,
+    binary_layers,
+    multiply_binary,
+)
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method
+
+
+def pack_signs(signs: Tensor) -> Tensor:
+    """±1 values -> bytes, eight signs a byte, first sign in the lowest bit, +1 as 1."""
+    bits = (signs.flatten() > 0).to(torch.uint8)
+    bits = F.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
+    return (bits << torch.arange(8, device=bits.device, dtype=torch.uint8)).sum(
+        1, dtype=torch.uint8
+    )
+
+
+def unpack_signs(packed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The inverse of :func:`pack_signs`."""
+    shifts = torch.arange(8, device=packed.device, dtype=torch.uint8)
+    bits = ((packed[:, None] >> shifts) & 1).flatten()[: torch.Size(shape).numel()]
+    return (bits.to(dtype) * 2 - 1).view(shape)
+
+
+class FrozenLayer(nn.Module):
+    """A binary layer as it is shipped: packed signs, scales, and the way to binarize the input."""
+
+    bits: Tensor  # uint8, eight signs a byte
+    scales: Tensor
+    method: Method
+    input_binarizer: InputBinarizer
+    signs_shape: tuple[int, ...]
+
+    def code(self) -> BinaryWeight:
+        """The discrete weights: scales and signs."""
+        return BinaryWeight(
+            unpack_signs(self.bits, self.signs_shape, self.scales.dtype), self.scales
+        )
+
+    @property
+    def weight(self) -> Tensor:
+        """Scale times sign, written out; what is stored is ``bits`` and ``scales``."""
+        return self.code().dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply_binary(self, x, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, frozen, method={self.method}"
+
+
+class FrozenConv2d(ConvProduct, FrozenLayer, nn.Conv2d):
+    pass
+
+
+class FrozenLinear(LinearProduct, FrozenLayer, nn.Linear):
+    pass
+
+
+_FROZEN_CLASS: dict[type[BinaryLayer], type[FrozenLayer]] = {
+    BinaryConv2d: FrozenConv2d,
+    BinaryLinear: FrozenLinear,
+}
+
+
+def frozen_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLayer]]:
+    """(name, layer) of every frozen layer in the model."""
+    for name, module in model.named_modules():
+        if isinstance(module, FrozenLayer):
+            yield name, module
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` in evaluation mode that holds bits where it held latent weights.
+
+    Its outputs equal ``model.eval()``'s exactly. The model itself is left as it is.
+    """
+    for name, _ in frozen_layers(model):
+        raise ValueError(f"the model is frozen already (layer {name!r}); freeze a trainable one")
+    if not any(True for _ in binary_layers(model)):
+        raise ValueError(
+            f"{type(model).__name__} has no binary layer to freeze; call unflip.binarize first"
+        )
+    frozen = copy.deepcopy(model).eval()
+    if isinstance(frozen, BinaryLayer):
+        return _frozen_twin("", frozen)
+    swapped = {layer: _frozen_twin(name, layer) for name, layer in binary_layers(frozen)}
+    for module in list(frozen.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, BinaryLayer):
+                setattr(module, name, swapped[child])
+    return frozen
+
+
+def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
+    code = layer.code()
+    if not (code.signs.abs() == 1).all():
+        raise ValueError(f"layer {name!r} has NaN weights, which have no sign: it cannot be frozen")
+    cls = _FROZEN_CLASS[type(layer)]
+    twin = cls.__new__(cls)
+    twin.__dict__.update(layer.__dict__)
+    twin._parameters = {k: v for k, v in layer._parameters.items() if k != "weight"}
+    twin._modules = {"input_binarizer": layer.input_binarizer}
+    twin._buffers = dict(layer._buffers)
+    twin.signs_shape = tuple(code.signs.shape)
+    twin.register_buffer("bits", pack_signs(code.signs))
+    twin.register_buffer("scales", code.scales.clone())
+    return twin

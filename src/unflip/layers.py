@@ -1,0 +1,197 @@
+"""BinaryConv2d and BinaryLinear: torch's own layers that binarize weight and input on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, resolve
+
+
+class BinaryLayer(nn.Module):
+    """What BinaryConv2d and BinaryLinear share. ``weight`` holds the latent (float) weights."""
+
+    weight: nn.Parameter
+    method: Method
+    weight_binarizer: WeightBinarizer
+    input_binarizer: InputBinarizer
+    path: str = ""  # where the layer sits in its model; set by binarize, used in messages
+
+    def set_method(self, method: str | Mapping[str, Any] | Method) -> None:
+        self.method = resolve(method)
+        self.weight_binarizer = self.method.weight_binarizer(self)
+        self.input_binarizer = self.method.input_binarizer(self)
+        self.weight_binarizer.train(self.training)
+        self.input_binarizer.train(self.training)
+
+    def binary_weight(self) -> Tensor:
+        """The weight the layer multiplies with; differentiable."""
+        self._refuse_nan(self.weight, "weight")
+        return self.weight_binarizer(self.weight)
+
+    @torch.no_grad()
+    def code(self) -> BinaryWeight:
+        """The discrete weights: scales and signs."""
+        return self.weight_binarizer.code(self.weight)
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _bias_view(self, bias: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._refuse_nan(x, "input")
+        return multiply_binary(self, x, self.binary_weight())
+
+    def _refuse_nan(self, tensor: Tensor, what: str) -> None:
+        """A NaN has no sign. On a GPU or compiled, where asking would stall, it stays NaN instead."""
+        if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+            return
+        if torch.isnan(tensor).any():
+            where = f"{self.path!r} ({type(self).__name__})" if self.path else repr(self)
+            raise ValueError(f"{what} of layer {where} has NaN, which has no sign")
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, method={self.method}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata.setdefault(prefix[:-1], {})["method"] = str(self.method)
+
+    def _load_from_state_dict(  # type: ignore[override]
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Name the method a foreign state dict was made with, where torch would list keys."""
+        problem = self._foreign_state(state_dict, prefix, local_metadata)
+        if problem:
+            error_msgs.append(
+                f"layer {prefix[:-1]!r} has method {self.method}, but the state dict {problem}. Build "
+                "the model with that method, or take over its latent weights with unflip.load_twin."
+            )
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
+    def _foreign_state(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+    ) -> str | None:
+        if prefix + "bits" in state_dict:
+            return "is of a frozen model, which has no latent weights"
+        made_with = local_metadata.get("method")
+        if made_with is not None and made_with != str(self.method):
+            return f"was made with method {made_with}"
+        parts = (f"{prefix}weight_binarizer.", f"{prefix}input_binarizer.")
+        found = {key.removeprefix(prefix) for key in state_dict if key.startswith(parts)}
+        own = {key for key in self.state_dict() if key.startswith(BINARIZER_PARTS)}
+        if found - own:
+            return f"holds the state of another method ({', '.join(sorted(found - own)[:3])}, ...)"
+        if own - found:
+            return f"lacks what this method needs ({', '.join(sorted(own - found)[:3])}, ...)"
+        return None
+
+
+BINARIZER_PARTS = ("weight_binarizer.", "input_binarizer.")
+
+
+def inside_binarizer(name: str) -> bool:
+    """Whether a parameter or module of this name belongs to a binarizer, not to the network."""
+    return any(part in ("weight_binarizer", "input_binarizer") for part in name.split("."))
+
+
+def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """Binary input times binary weight, with the method's output factor if it has one.
+
+    Trained and frozen layers both end here, so they cannot differ.
+    """
+    scale = layer.input_binarizer.output_scale(x, layer)
+    binary = layer.input_binarizer(x)
+    if scale is None:
+        return layer._multiply(binary, weight, layer.bias)
+    y = layer._multiply(binary, weight, None) * scale
+    return y if layer.bias is None else y + layer._bias_view(layer.bias)
+
+
+class ConvProduct:
+    """How a convolution multiplies; shared by trained and frozen layers."""
+
+    def _multiply(self: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)
+
+    def _bias_view(self, bias: Tensor) -> Tensor:
+        return bias[:, None, None]
+
+
+class LinearProduct:
+    """How a linear layer multiplies; shared by trained and frozen layers."""
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.functional.linear(x, weight, bias)
+
+    def _bias_view(self, bias: Tensor) -> Tensor:
+        return bias
+
+
+class BinaryConv2d(ConvProduct, BinaryLayer, nn.Conv2d):
+    """``nn.Conv2d`` with binary weights and inputs. Zero padding stays zero: it is no ±1."""
+
+    def __init__(
+        self, *args: Any, method: str | Mapping[str, Any] | Method = "dorefa", **kwargs: Any
+    ) -> None:
+        nn.Conv2d.__init__(self, *args, **kwargs)
+        self.set_method(method)
+
+
+class BinaryLinear(LinearProduct, BinaryLayer, nn.Linear):
+    """``nn.Linear`` with binary weights and inputs."""
+
+    def __init__(
+        self, *args: Any, method: str | Mapping[str, Any] | Method = "dorefa", **kwargs: Any
+    ) -> None:
+        nn.Linear.__init__(self, *args, **kwargs)
+        self.set_method(method)
+
+
+def binary_layers(model: nn.Module) -> Iterator[tuple[str, BinaryLayer]]:
+    """(name, layer) of every trainable binary layer in the model."""
+    for name, module in model.named_modules():
+        if isinstance(module, BinaryLayer):
+            yield name, module
+
+
+def auxiliary_loss(model: nn.Module) -> Tensor:
+    """The methods' own loss, summed over the layers (for LNS: α Σ ℓ̃); zero where there is none."""
+    losses = auxiliary_losses(model)
+    if losses:
+        return torch.stack(list(losses.values())).sum()
+    parameter = next(model.parameters(), None)
+    return torch.zeros((), device=None if parameter is None else parameter.device)
+
+
+def auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
+    """The methods' own loss, layer by layer; layers without one are left out."""
+    losses = {n: m.weight_binarizer.auxiliary_loss(m.weight) for n, m in binary_layers(model)}
+    return {name: loss for name, loss in losses.items() if loss is not None}
+
+
+def after_step(model: nn.Module) -> None:
+    """Call after every optimizer step: lets methods clip or centre their latent weights."""
+    for _, layer in binary_layers(model):
+        layer.weight_binarizer.after_step(layer.weight)

@@ -1,0 +1,173 @@
+"""What a binarization method is, and the registry of them.
+
+A method is a typed, frozen config (a dataclass) that builds two small modules for each layer:
+
+- a :class:`WeightBinarizer`: latent weights -> binary weights. It states the *discrete form*
+  (``code``: scales and signs) and a differentiable ``surrogate`` whose gradient stands in for it.
+  Training, freezing, packing and cost all read ``code``, so they cannot disagree.
+- an :class:`InputBinarizer`: the layer's input -> binary input.
+
+A new method is one file in this folder: see ``docs/new-method.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from unflip.hints import known
+from unflip.ste import straight_through
+
+
+class BinaryWeight(NamedTuple):
+    """Discrete weights: weight = Σ_i scales[i] · signs[i]."""
+
+    signs: Tensor  # (bases, *weight.shape), every element +1 or -1
+    scales: Tensor  # (bases, out or 1, 1, ...): broadcasts over the weight
+
+    def dense(self) -> Tensor:
+        """The weight as one float tensor: what a convolution is given."""
+        total = self.scales[0] * self.signs[0]
+        for scale, signs in zip(self.scales[1:], self.signs[1:], strict=True):
+            total = total + scale * signs
+        return total
+
+
+class WeightBinarizer(nn.Module):
+    """Latent weights -> binary weights with the method's gradient."""
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        """The discrete form of ``weight``."""
+        raise NotImplementedError
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        """A differentiable function of ``weight``; its gradient is the method's gradient."""
+        raise NotImplementedError
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return straight_through(self.code(weight).dense(), self.surrogate(weight))
+
+    def auxiliary_loss(self, weight: Tensor) -> Tensor | None:
+        """The method's own loss term for this layer, weighted; None where it has none."""
+        return None
+
+    def latent_replaced(self, weight: Tensor) -> None:
+        """Called when the latent weights were replaced by those of another network."""
+
+    def after_step(self, weight: Tensor) -> None:
+        """Change the latent weights in place after an optimizer step (clipping, centring)."""
+
+
+class InputBinarizer(nn.Module):
+    """A layer's input -> what the binary layer multiplies with."""
+
+    bits: int = 1  # bit planes of the result; 32 means the input stays float
+
+    def output_scale(self, x: Tensor, layer: nn.Module) -> Tensor | None:
+        """A factor for the layer's output that depends on the float input (XNOR-Net's K)."""
+        return None
+
+
+class FloatInput(InputBinarizer):
+    """Weights-only methods leave the input as it is."""
+
+    bits = 32
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of all method configs. Options whose type is a ``Literal`` are checked here."""
+
+    name: ClassVar[str] = ""
+    # ResNet's 1×1 down-sampling convolutions stay float except where a paper binarizes them too.
+    binary_downsample: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            if typing.get_origin(hints[field.name]) is Literal:
+                value, allowed = getattr(self, field.name), typing.get_args(hints[field.name])
+                if value not in allowed:
+                    raise ValueError(
+                        f"{self.name}: {field.name}={value!r} is not one of "
+                        + ", ".join(map(repr, allowed))
+                    )
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        raise NotImplementedError
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """Name and options as plain values, the inverse of :func:`resolve` (for JSON, YAML)."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain = {k: v.options() if isinstance(v, Method) else v for k, v in values.items()}
+        return {"name": self.name, **plain}
+
+    def __str__(self) -> str:
+        changed = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}({', '.join(changed)})" if changed else self.name
+
+
+M = TypeVar("M", bound=Method)
+
+_REGISTRY: dict[str, type[Method]] = {}
+
+
+def register(name: str) -> Callable[[type[M]], type[M]]:
+    """Class decorator: make a method known by ``name`` to recipes, ``binarize`` and the CLI."""
+
+    def add(cls: type[M]) -> type[M]:
+        if name in _REGISTRY:
+            raise ValueError(f"method {name!r} is already registered by {_REGISTRY[name]!r}")
+        cls.name = name
+        _REGISTRY[name] = cls
+        return cls
+
+    return add
+
+
+def names() -> list[str]:
+    """The registered methods."""
+    return sorted(_REGISTRY)
+
+
+def config_class(name: str) -> type[Method]:
+    """The config class registered as ``name``."""
+    return _REGISTRY[known(name, _REGISTRY, "method")]
+
+
+def get(name: str, **options: Any) -> Method:
+    """The method ``name`` with ``options``; unknown names and options are refused by name."""
+    cls = config_class(name)
+    fields = [f.name for f in dataclasses.fields(cls)]
+    for option in options:
+        known(option, fields, f"option of method {name!r}")
+    return cls(**options)
+
+
+def resolve(method: str | Mapping[str, Any] | Method) -> Method:
+    """A method from its name, from a mapping with ``name`` and options, or as it is."""
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, str):
+        return get(method)
+    if isinstance(method, Mapping) and isinstance(method.get("name"), str):
+        return get(**method)
+    raise TypeError(
+        f"method={method!r} should be a name ({', '.join(names())}), "
+        "a mapping with 'name' and options, or a Method"
+    )

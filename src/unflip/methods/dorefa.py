@@ -1,0 +1,73 @@
+"""DoReFa-Net: Training Low Bitwidth Convolutional Neural Networks with Low Bitwidth Gradients.
+
+Zhou et al., 2016, arXiv:1606.06160. The baseline of the LNS paper.
+
+Weights     Q = E(|W|) · sign(W), the mean over the whole layer
+            ∂L/∂W = ∂L/∂Q                                  (identity; E is not differentiated)
+Inputs      B = round(n · clip(x, 0, 1)) / n, n = 2^k − 1  (k = 1: {0, 1}, AND and POPCOUNT)
+            ∂L/∂x = ∂L/∂B · 1[0 ≤ x ≤ 1]
+  or, with inputs="pm1" (used with LNS by its authors in other work),
+            B = sign(x), ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1]        (XNOR and POPCOUNT)
+
+Differences from the authors' code: gradients are not quantized (the paper's G = 32).
+Rounding is to even, as theirs: round(1/2) = 0.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.ste import sign, straight_through
+
+
+class LayerMeanSign(WeightBinarizer):
+    def code(self, weight: Tensor) -> BinaryWeight:
+        scale = weight.abs().mean().view(1, *[1] * weight.dim())
+        return BinaryWeight(sign(weight)[None], scale)
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+class UnitInterval(InputBinarizer):
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = 2**self.bits - 1
+        clipped = x.clamp(0, 1)
+        return straight_through(torch.round(clipped * n) / n, clipped)
+
+
+class PlusMinusOne(InputBinarizer):
+    def forward(self, x: Tensor) -> Tensor:
+        return straight_through(sign(x), x.clamp(-1, 1))
+
+
+@register("dorefa")
+@dataclass(frozen=True)
+class DoReFa(Method):
+    """Layer-wise mean times sign; inputs {0, 1} as published, or ±1."""
+
+    inputs: Literal["01", "pm1"] = "01"
+    input_bits: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.input_bits <= 8:
+            raise ValueError(f"dorefa: input_bits={self.input_bits} should be 1 to 8")
+        if self.inputs == "pm1" and self.input_bits != 1:
+            raise ValueError(
+                f"dorefa: inputs='pm1' has one bit, but input_bits={self.input_bits}; "
+                "use inputs='01' for several bits"
+            )
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        return LayerMeanSign()
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        return PlusMinusOne() if self.inputs == "pm1" else UnitInterval(self.input_bits)

@@ -1,0 +1,76 @@
+"""XNOR-Net: ImageNet Classification Using Binary Convolutional Neural Networks.
+
+Rastegari et al., ECCV 2016, arXiv:1603.05279, section 3.2.
+
+Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter of n weights
+            ∂L/∂W_i = ∂L/∂Q_i · (1/n + α · 1[|W_i| ≤ 1])
+            after each step W is centred over its input channels and clipped to [−1, 1]
+Inputs      x ≈ K · sign(x): the layer's output is (sign(x) ⊛ Q) · K, with
+            K = mean_c |x| ∗ box, the box of the layer's kernel size with value 1 / (w·h)
+            ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1], plus the ordinary gradient of K
+
+Differences from the authors' code: the paper's K map is there; the released code leaves it out.
+Centring and clipping follow the released code, the paper does not mention them. With groups, K is
+computed over each group's own channels.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.bwn import FilterMeanSign
+from unflip.ste import sign, straight_through
+
+
+class CentredFilterMeanSign(FilterMeanSign):
+    """BWN's weights (section 3.1 of the same paper), centred and clipped after each step."""
+
+    @torch.no_grad()
+    def after_step(self, weight: Tensor) -> None:
+        if weight.shape[1] > 1:  # a single input channel would be centred to nothing
+            weight.sub_(weight.mean(1, keepdim=True))
+        weight.clamp_(-1, 1)
+
+
+class SignTimesK(InputBinarizer):
+    def __init__(self, k_map: bool) -> None:
+        super().__init__()
+        self.k_map = k_map
+
+    def forward(self, x: Tensor) -> Tensor:
+        return straight_through(sign(x), x.clamp(-1, 1))
+
+    def output_scale(self, x: Tensor, layer: nn.Module) -> Tensor | None:
+        if not self.k_map:
+            return None
+        if isinstance(layer, nn.Linear):
+            return x.abs().mean(-1, keepdim=True)
+        assert isinstance(layer, nn.Conv2d)
+        groups, (kh, kw) = layer.groups, layer.kernel_size
+        mean = x.abs().unflatten(-3, (groups, -1)).mean(-3)
+        box = mean.new_full((groups, 1, kh, kw), 1 / (kh * kw))
+        # The layer's own padding mode, stride and dilation; a group at a time.
+        if layer.padding_mode != "zeros":
+            pad = layer._reversed_padding_repeated_twice
+            mean = F.pad(mean, pad, mode=layer.padding_mode)
+            k = F.conv2d(mean, box, None, layer.stride, 0, layer.dilation, groups)
+        else:
+            k = F.conv2d(mean, box, None, layer.stride, layer.padding, layer.dilation, groups)
+        return k.repeat_interleave(layer.out_channels // groups, -3)
+
+
+@register("xnor")
+@dataclass(frozen=True)
+class XNORNet(Method):
+    """Per-filter scale times sign, and the input's K map on the output."""
+
+    k_map: bool = True
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        return CentredFilterMeanSign()
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        return SignTimesK(self.k_map)

@@ -1,0 +1,26 @@
+"""Sign and the straight-through gradient, in the one form that survives every torch we support.
+
+A custom ``autograd.Function`` lost its gradient silently under ``torch.compile`` in torch 2.11: the
+binary weights then never flip while the loss still falls. ``hard.detach() + (soft - soft.detach())``
+is right eager, compiled and exported, and its value is exactly ``hard`` because x - x = 0.
+"""
+
+import torch
+from torch import Tensor
+
+
+def sign(x: Tensor) -> Tensor:
+    """+1 where x >= 0 (so sign(0) = sign(-0) = +1), -1 where x < 0; NaN stays NaN.
+
+    ``torch.sign`` gives 0 at 0, and ``where(x >= 0, 1, -1)`` turns a NaN into a valid bit.
+    """
+    one = torch.ones_like(x)
+    return torch.where(x >= 0, one, torch.where(x < 0, -one, x))
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of ``hard`` with the gradient of ``soft``; both of the same shape.
+
+    ``soft`` must be finite: inf - inf is NaN.
+    """
+    return hard.detach() + (soft - soft.detach())
