@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from unflip.freeze import frozen_layers
@@ -92,7 +93,9 @@ def _targets(
     _refuse_already_binary(model)
     if isinstance(skip, str) or any(not isinstance(s, str) for s in skip):
         raise TypeError(f"skip={skip!r} should be a list of layer names or patterns")
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, _UNSUPPORTED)}
+    layers: dict[str, nn.Module] = {
+        n: m for n, m in model.named_modules() if isinstance(m, _UNSUPPORTED)
+    }
     for pattern in skip:
         if not any(_skipped(n, (pattern,)) for n, _ in model.named_modules()):
             raise ValueError(
@@ -141,7 +144,7 @@ def _refuse_unsupported(name: str, module: nn.Module) -> None:
         reason = "its weight is computed by a parametrization; remove that first"
     elif type(module) not in _BINARY_CLASS:
         reason = "only nn.Conv2d and nn.Linear themselves have a binary form here"
-    elif isinstance(module.weight, nn.parameter.UninitializedTensorMixin):
+    elif is_lazy(module.weight):
         reason = "its shape is not known yet; run the model once first"
     elif not isinstance(module.weight, nn.Parameter) or "weight" not in module._parameters:
         reason = "its weight is not a parameter (weight_norm? pruning?); make it one first"

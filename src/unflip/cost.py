@@ -97,13 +97,13 @@ def _layer_cost(name: str, module: nn.Module, outputs: int) -> LayerCost:
         code = module.code()
         weight_bits, input_bits = len(code.signs), module.input_binarizer.bits
         scales = code.scales.numel()
-    bias = 0 if module.bias is None else module.bias.numel()  # type: ignore[union-attr, operator]
+    bias = module.bias.numel() if isinstance(module.bias, Tensor) else 0
     return LayerCost(
         name=name,
         kind=type(module).__name__,
         weight_bits=weight_bits,
         input_bits=input_bits,
-        memory_bits=weight_bits * weight.numel() + 32 * (scales + bias),  # type: ignore[operator]
+        memory_bits=weight_bits * weight.numel() + 32 * (scales + bias),
         macs=macs,
         flops=macs * _flops_a_mac(weight_bits, input_bits),
     )

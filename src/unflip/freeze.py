@@ -64,11 +64,11 @@ class FrozenLayer(nn.Module):
         return f"{super().extra_repr()}, frozen, method={self.method}"
 
 
-class FrozenConv2d(ConvProduct, FrozenLayer, nn.Conv2d):
+class FrozenConv2d(ConvProduct, FrozenLayer, nn.Conv2d):  # type: ignore[override]
     pass
 
 
-class FrozenLinear(LinearProduct, FrozenLayer, nn.Linear):
+class FrozenLinear(LinearProduct, FrozenLayer, nn.Linear):  # type: ignore[override]
     pass
 
 

@@ -14,7 +14,7 @@ from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBina
 class BinaryLayer(nn.Module):
     """What BinaryConv2d and BinaryLinear share. ``weight`` holds the latent (float) weights."""
 
-    weight: nn.Parameter
+    weight: Tensor
     method: Method
     weight_binarizer: WeightBinarizer
     input_binarizer: InputBinarizer
@@ -63,7 +63,7 @@ class BinaryLayer(nn.Module):
         if hasattr(destination, "_metadata"):
             destination._metadata.setdefault(prefix[:-1], {})["method"] = str(self.method)
 
-    def _load_from_state_dict(  # type: ignore[override]
+    def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
         prefix: str,

@@ -116,8 +116,8 @@ class MappingNetwork(nn.Module):
         self.residual = residual
         self.chunks = math.ceil(c / CHUNK) if kernel == (1, 1) else 1
         c = math.ceil(c / self.chunks)
-        taps = tuple(3 if k > 1 else 1 for k in kernel)
-        pad = tuple(t // 2 for t in taps)
+        taps = (3 if kernel[0] > 1 else 1, 3 if kernel[1] > 1 else 1)
+        pad = (taps[0] // 2, taps[1] // 2)
         self.conv1 = nn.Conv2d(c, 2 * c, taps, padding=pad, bias=False)
         self.norm1 = FilterNorm(2 * c, statistics)
         self.conv2 = nn.Conv2d(2 * c, 2 * c, taps, padding=pad, bias=False)

@@ -50,7 +50,7 @@ class SignTimesK(InputBinarizer):
             return x.abs().mean(-1, keepdim=True)
         assert isinstance(layer, nn.Conv2d)
         groups, (kh, kw) = layer.groups, layer.kernel_size
-        mean = x.abs().unflatten(-3, (groups, -1)).mean(-3)
+        mean = torch.unflatten(x.abs(), -3, (groups, -1)).mean(-3)
         box = mean.new_full((groups, 1, kh, kw), 1 / (kh * kw))
         # The layer's own padding mode, stride and dilation; a group at a time.
         if layer.padding_mode != "zeros":
