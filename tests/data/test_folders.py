@@ -1,0 +1,168 @@
+"""Trees of images, written here with Pillow."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from unflip.data import DataError, load
+from unflip.data.folders import load_folder
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def noise(seed: int, width: int = 16, height: int = 16) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def save(path: Path, pixels: np.ndarray, mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Six cats and three dogs to train on, one of each to test on."""
+    for index in range(6):
+        save(tmp_path / f"train/cat/{index}.png", noise(index))
+    for index in range(3):
+        save(tmp_path / f"train/dog/{index}.png", noise(10 + index))
+    save(tmp_path / "test/cat/a.png", noise(20))
+    save(tmp_path / "test/dog/a.png", noise(21))
+    return tmp_path
+
+
+def test_a_tree_is_read_pixel_by_pixel(tree: Path) -> None:
+    found = load_folder(tree)
+    assert found.classes == ("cat", "dog")
+    assert found.train_images.shape == (9, 3, 16, 16)
+    expected = np.stack([noise(20), noise(21)]).transpose(0, 3, 1, 2)
+    assert torch.equal(found.test_images, torch.from_numpy(expected))
+    assert found.test_labels.tolist() == [0, 1]
+    assert (found.crop_padding, found.flip) == (2, True)
+    assert torch.equal(load("folder", tree).train_images, found.train_images)
+
+
+def test_every_label_belongs_to_its_image_and_classes_interleave(tree: Path) -> None:
+    found = load_folder(tree)
+    assert found.train_labels.tolist() == [0, 1, 0, 0, 1, 0, 0, 1, 0]
+    cats = found.train_images[found.train_labels == 0]
+    expected = np.stack([noise(index) for index in range(6)]).transpose(0, 3, 1, 2)
+    assert torch.equal(cats, torch.from_numpy(expected))
+    assert found.split(3).test_labels.tolist() == [0, 1, 0]
+
+
+def test_statistics_are_those_of_the_training_images(tree: Path) -> None:
+    found = load_folder(tree)
+    scaled = found.train_images.double().transpose(0, 1).flatten(1) / 255
+    assert found.mean == pytest.approx(scaled.mean(1).tolist())
+    assert found.std == pytest.approx(scaled.std(1, correction=0).tolist())
+
+
+def test_val_stands_in_for_test(tree: Path) -> None:
+    (tree / "test").rename(tree / "val")
+    assert len(load_folder(tree).test_images) == 2
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "JPEG", "bmp", "webp"])
+def test_every_suffix_is_read(tree: Path, suffix: str) -> None:
+    save(tree / f"test/dog/b.{suffix}", noise(30))
+    assert sorted(load_folder(tree).test_labels.tolist()) == [0, 1, 1]
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
+def test_other_modes_become_rgb(tree: Path, mode: str) -> None:
+    save(tree / "test/cat/a.png", noise(20), mode)
+    assert load_folder(tree).test_images.shape == (2, 3, 16, 16)
+
+
+def test_what_is_no_image_is_passed_over(tree: Path) -> None:
+    (tree / "train/cat/notes.txt").write_text("cats")
+    (tree / "train/cat/._0.png").write_bytes(b"left by macOS")
+    (tree / "train/.cache").mkdir()
+    (tree / "train/labels.csv").write_text("")
+    assert len(load_folder(tree).train_images) == 9
+
+
+def test_sizes_must_agree(tree: Path) -> None:
+    save(tree / "train/dog/1.png", noise(1, width=20, height=12))
+    with pytest.raises(DataError, match=r"dog/1\.png is 20×12 .* 16×16\. Give size="):
+        load_folder(tree)
+
+
+def test_size_brings_all_images_to_one_size(tree: Path) -> None:
+    save(tree / "train/dog/1.png", noise(1, width=31, height=17))
+    save(tree / "train/dog/2.png", noise(1, width=3, height=50))
+    found = load_folder(tree, size=8)
+    assert found.train_images.shape == (9, 3, 8, 8)
+    assert found.crop_padding == 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(24, 8), (8, 24)])
+def test_the_centre_is_kept(tree: Path, width: int, height: int) -> None:
+    pixels = np.zeros((height, width, 3), dtype=np.uint8)
+    centre = (slice(8, 16), slice(None)) if height > width else (slice(None), slice(8, 16))
+    pixels[centre] = 200
+    save(tree / "test/cat/a.png", pixels)
+    found = load_folder(tree, size=8)
+    assert (found.test_images[0] == 200).all()
+
+
+def test_size_must_be_positive(tree: Path) -> None:
+    with pytest.raises(DataError, match="size=0 must be"):
+        load_folder(tree, size=0)
+
+
+@pytest.mark.parametrize("cut", [0, 20, 100, 400])
+def test_a_damaged_image_is_named(tree: Path, cut: int) -> None:
+    path = tree / "train/dog/2.png"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(DataError, match=r"train/dog/2\.png cannot be read as an image"):
+        load_folder(tree)
+
+
+def test_sixteen_bits_are_refused_rather_than_clipped(tree: Path) -> None:
+    deep = np.full((16, 16), 5000, dtype=np.uint16)
+    Image.fromarray(deep).save(tree / "test/cat/a.png")
+    with pytest.raises(DataError, match=r"cat/a\.png has more than 8 bits"):
+        load_folder(tree)
+
+
+def test_a_class_without_training_images_is_refused(tree: Path) -> None:
+    save(tree / "test/eel/a.png", noise(0))
+    with pytest.raises(DataError, match=r"eel is a class without training.*cat, dog"):
+        load_folder(tree)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_an_empty_class_is_refused(tree: Path, part: str) -> None:
+    for path in (tree / part / "dog").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=rf"{part}/dog is a class without images.*\.png"):
+        load_folder(tree)
+
+
+def test_a_missing_folder_shows_the_layout(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train/CLASS/\*\.png.*no folder .*absent/train"):
+        load_folder(tmp_path / "absent")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match=r"no folder .*test \(or val\)"):
+        load_folder(tmp_path)
+    (tmp_path / "test").mkdir()
+    with pytest.raises(DataError, match="train should hold one folder of images for each class"):
+        load_folder(tmp_path)
+
+
+def test_images_of_one_colour_are_refused(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        save(tmp_path / part / "cat/a.png", np.zeros((4, 4, 3), dtype=np.uint8))
+    with pytest.raises(DataError, match=r"std=.* must be positive"):
+        load_folder(tmp_path)
+
+
+def test_without_pillow_the_extra_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DataError, match=r"Pillow.*unflip\[train\]"):
+        load_folder(tree)
