@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from unflip.freeze import frozen_layers
+from unflip.freeze import FrozenLayer, frozen_layers
 from unflip.layers import (
     BinaryConv2d,
     BinaryLayer,
@@ -73,6 +73,8 @@ def binarize(
     chosen = get(method, **options) if isinstance(method, str) else resolve(method)
     if options and not isinstance(method, str):
         raise TypeError(f"options {sorted(options)} go with a method's name, not with {method!r}")
+    if isinstance(skip, str):
+        raise TypeError(f"skip={skip!r} should be a list of layer names or patterns: [{skip!r}]")
     targets = _targets(model, tuple(skip), keep_first_and_last)
     swapped: dict[nn.Module, nn.Module] = {}
     for name, module in targets.items():
@@ -91,7 +93,7 @@ def _targets(
 ) -> dict[str, nn.Module]:
     """name -> layer, for the layers to swap."""
     _refuse_already_binary(model)
-    if isinstance(skip, str) or any(not isinstance(s, str) for s in skip):
+    if any(not isinstance(s, str) for s in skip):
         raise TypeError(f"skip={skip!r} should be a list of layer names or patterns")
     layers: dict[str, nn.Module] = {
         n: m for n, m in model.named_modules() if isinstance(m, _UNSUPPORTED)
@@ -118,8 +120,10 @@ def _targets(
 
 
 def _skipped(name: str, skip: tuple[str, ...]) -> bool:
-    """A pattern also covers everything below the module it names."""
-    return any(fnmatch.fnmatchcase(name, p) or name.startswith(f"{p}.") for p in skip)
+    """A pattern also covers everything below the modules it names."""
+    parts = name.split(".")
+    above = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return any(fnmatch.fnmatchcase(module, p) for module in above for p in skip)
 
 
 def _first_and_last(model: nn.Module) -> list[str]:
@@ -140,12 +144,13 @@ def _refuse_already_binary(model: nn.Module) -> None:
 
 def _refuse_unsupported(name: str, module: nn.Module) -> None:
     kind = type(module).__name__
+    weight = getattr(module, "weight", None)
     if is_parametrized(module):
         reason = "its weight is computed by a parametrization; remove that first"
+    elif isinstance(weight, Tensor) and is_lazy(weight):
+        reason = "its shape is not known yet; run the model once first"
     elif type(module) not in _BINARY_CLASS:
         reason = "only nn.Conv2d and nn.Linear themselves have a binary form here"
-    elif is_lazy(module.weight):
-        reason = "its shape is not known yet; run the model once first"
     elif not isinstance(module.weight, nn.Parameter) or "weight" not in module._parameters:
         reason = "its weight is not a parameter (weight_norm? pruning?); make it one first"
     elif not module.weight.is_floating_point():
@@ -171,7 +176,8 @@ def _binary_twin(name: str, module: nn.Module, method: Method) -> BinaryLayer:
 
 def _replace(model: nn.Module, swapped: dict[nn.Module, nn.Module]) -> None:
     for module in list(model.modules()):
-        for name, child in module.named_children():
+        # not named_children(): that gives a layer registered under two names only once
+        for name, child in list(module._modules.items()):
             if child in swapped:
                 setattr(module, name, swapped[child])
 
@@ -180,7 +186,7 @@ def summary(model: nn.Module) -> list[Change]:
     """What is binary and what is float in a binarized model, in the order of its layers."""
     changes = []
     for name, module in model.named_modules():
-        if isinstance(module, BinaryLayer):
+        if isinstance(module, (BinaryLayer, FrozenLayer)):
             reason = str(module.method)
             changes.append(_change(name, module, True, reason))
         elif isinstance(module, (nn.Conv2d, nn.Linear)) and not inside_binarizer(name):
@@ -223,7 +229,10 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
 @torch.no_grad()
 def signs(model: nn.Module) -> dict[str, Tensor]:
     """The signs of every binary layer, as int8; what :func:`flip_rate` compares."""
-    return {name: layer.code().signs.to(torch.int8) for name, layer in binary_layers(model)}
+    layers: list[tuple[str, BinaryLayer | FrozenLayer]] = []
+    layers += binary_layers(model)
+    layers += frozen_layers(model)
+    return {name: layer.code().signs.to(torch.int8) for name, layer in layers}
 
 
 def flip_rate(
@@ -248,4 +257,10 @@ def flips_by_layer(
             "before and after should have the same binary layers; "
             + (f"these are in one only: {', '.join(odd)}" if odd else "neither has any")
         )
+    for name in old:
+        if old[name].shape != new[name].shape:
+            raise ValueError(
+                f"layer {name!r} has signs of shape {tuple(old[name].shape)} before and "
+                f"{tuple(new[name].shape)} after; both should be the same network"
+            )
     return {n: (int((old[n] != new[n]).sum().item()), new[n].numel()) for n in old}

@@ -64,25 +64,27 @@ def cost(model: nn.Module, example_input: Tensor) -> Cost:
 
 
 def _output_sizes(model: nn.Module, x: Tensor) -> dict[str, int]:
-    """How many values each convolution and linear layer puts out; layers that do not run are absent."""
+    """How many values each convolution and linear layer puts out; 0 for those that do not run."""
     sizes: dict[str, int] = {}
     handles = []
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            sizes[name] = sizes.get(name, 0) + output.numel()
+            sizes[name] += output.numel()
 
         return hook
 
     for name, module in model.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)) and not inside_binarizer(name):
+            sizes[name] = 0
             handles.append(module.register_forward_hook(watch(name)))
-    was_training = model.training
+    was_training = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
             model.eval()(x)
     finally:
-        model.train(was_training)
+        for module, training in was_training:
+            module.training = training
         for handle in handles:
             handle.remove()
     return sizes

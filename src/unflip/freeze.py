@@ -101,7 +101,8 @@ def freeze(model: nn.Module) -> nn.Module:
         return _frozen_twin("", frozen)
     swapped = {layer: _frozen_twin(name, layer) for name, layer in binary_layers(frozen)}
     for module in list(frozen.modules()):
-        for name, child in module.named_children():
+        # not named_children(): that gives a layer registered under two names only once
+        for name, child in list(module._modules.items()):
             if isinstance(child, BinaryLayer):
                 setattr(module, name, swapped[child])
     return frozen

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, resolve
 
 
+EXACT_IN_HALF = 2048  # every integer up to this is a float16; the next one is not
+
+
 class BinaryLayer(nn.Module):
     """What BinaryConv2d and BinaryLinear share. ``weight`` holds the latent (float) weights."""
 
     weight: Tensor
+    bias: Tensor | None
     method: Method
     weight_binarizer: WeightBinarizer
     input_binarizer: InputBinarizer
@@ -40,12 +44,37 @@ class BinaryLayer(nn.Module):
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
 
-    def _bias_view(self, bias: Tensor) -> Tensor:
+    def _output_view(self, values: Tensor) -> Tensor:
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         self._refuse_nan(x, "input")
+        if torch.is_autocast_enabled(x.device.type):
+            return self._autocast_forward(x)
         return multiply_binary(self, x, self.binary_weight())
+
+    def _autocast_forward(self, x: Tensor) -> Tensor:
+        """Half precision where that is exact: a sum of at most 2048 values of −1, 0 and +1.
+
+        float16 holds every integer up to 2048, and the products are accumulated in float32, so the layer
+        multiplies signs and applies the scale afterwards. Weights are always binarized in full precision
+        (half could change a sign), and layers whose sums would not be exact stay in float32.
+        """
+        device = x.device.type
+        with torch.autocast(device, enabled=False):
+            weight = self.binary_weight()
+            scales = self.weight_binarizer.code(self.weight).scales.detach()
+            fan_in = weight[0].numel()
+            if len(scales) > 1 or not self.input_binarizer.unit or fan_in > EXACT_IN_HALF:
+                return multiply_binary(self, x.float(), weight)
+            # Q / E is exactly ±1, and its gradient is that of Q.
+            unit = (weight / scales[0]).to(torch.float16)
+            y = self._multiply(self.input_binarizer(x).to(torch.float16), unit, None)
+            y = y * self._output_view(scales[0].flatten())
+            factor = self.input_binarizer.output_scale(x.float(), self)
+            y = y if factor is None else y * factor
+            y = y if self.bias is None else y + self._output_view(self.bias)
+            return y.to(torch.float16)
 
     def _refuse_nan(self, tensor: Tensor, what: str) -> None:
         """A NaN has no sign. On a GPU or compiled, where asking would stall, it stays NaN instead."""
@@ -126,7 +155,7 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     if scale is None:
         return layer._multiply(binary, weight, layer.bias)
     y = layer._multiply(binary, weight, None) * scale
-    return y if layer.bias is None else y + layer._bias_view(layer.bias)
+    return y if layer.bias is None else y + layer._output_view(layer.bias)
 
 
 class ConvProduct:
@@ -135,8 +164,9 @@ class ConvProduct:
     def _multiply(self: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
 
-    def _bias_view(self, bias: Tensor) -> Tensor:
-        return bias[:, None, None]
+    def _output_view(self, values: Tensor) -> Tensor:
+        """One value an output channel, or one for all, to go with the output."""
+        return values[:, None, None]
 
 
 class LinearProduct:
@@ -145,8 +175,9 @@ class LinearProduct:
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
 
-    def _bias_view(self, bias: Tensor) -> Tensor:
-        return bias
+    def _output_view(self, values: Tensor) -> Tensor:
+        """One value an output, or one for all, to go with the output."""
+        return values
 
 
 class BinaryConv2d(ConvProduct, BinaryLayer, nn.Conv2d):

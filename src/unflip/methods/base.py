@@ -67,6 +67,7 @@ class InputBinarizer(nn.Module):
     """A layer's input -> what the binary layer multiplies with."""
 
     bits: int = 1  # bit planes of the result; 32 means the input stays float
+    unit: bool = True  # every value is -1, 0 or +1, so that sums of products are integers
 
     def output_scale(self, x: Tensor, layer: nn.Module) -> Tensor | None:
         """A factor for the layer's output that depends on the float input (XNOR-Net's K)."""
@@ -77,6 +78,7 @@ class FloatInput(InputBinarizer):
     """Weights-only methods leave the input as it is."""
 
     bits = 32
+    unit = False
 
     def forward(self, x: Tensor) -> Tensor:
         return x

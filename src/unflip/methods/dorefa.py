@@ -36,6 +36,7 @@ class UnitInterval(InputBinarizer):
     def __init__(self, bits: int) -> None:
         super().__init__()
         self.bits = bits
+        self.unit = bits == 1
 
     def forward(self, x: Tensor) -> Tensor:
         n = 2**self.bits - 1
@@ -58,8 +59,10 @@ class DoReFa(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.input_bits <= 8:
-            raise ValueError(f"dorefa: input_bits={self.input_bits} should be 1 to 8")
+        if self.input_bits not in range(1, 9):
+            raise ValueError(
+                f"dorefa: input_bits={self.input_bits} should be a whole number, 1 to 8"
+            )
         if self.inputs == "pm1" and self.input_bits != 1:
             raise ValueError(
                 f"dorefa: inputs='pm1' has one bit, but input_bits={self.input_bits}; "

@@ -25,7 +25,9 @@ The paper leaves much open; each choice is an option, reasoned about in ``docs/l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,9 +54,10 @@ CHUNK = 512
 def unbiased_loss(q_hat: Tensor, q_noisy: Tensor, rho_plus: float, rho_minus: float) -> Tensor:
     """ℓ̃ for each element; its mean over flipped labels is the squared loss on the clean ones."""
     check_rates(rho_plus, rho_minus)
-    positive = q_noisy > 0
-    rho_same = torch.where(positive, rho_plus, rho_minus).to(q_hat.dtype)  # ρ[q̃]
-    rho_other = torch.where(positive, rho_minus, rho_plus).to(q_hat.dtype)  # ρ[−q̃]
+    # In q̂'s own precision: where() on the two rates would round them to float32.
+    positive = (q_noisy > 0).to(q_hat.dtype)
+    rho_same = positive * rho_plus + (1 - positive) * rho_minus  # ρ[q̃]
+    rho_other = positive * rho_minus + (1 - positive) * rho_plus  # ρ[−q̃]
     agree, disagree = (q_hat - q_noisy) ** 2, (q_hat + q_noisy) ** 2
     return ((1 - rho_other) * agree - rho_same * disagree) / (1 - rho_plus - rho_minus)
 
@@ -128,11 +131,16 @@ class MappingNetwork(nn.Module):
             nn.init.zeros_(self.conv3.bias)  # type: ignore[arg-type]
 
     def forward(self, weight: Tensor) -> Tensor:
-        h = F.relu(self.norm1(self.conv1(self._images(weight))))
-        h = F.relu(self.norm2(self.conv2(h)))
-        predicted = self._filters(self.conv3(h), weight)
+        # Never in autocast's half precision: f would be one function while training with it and another
+        # when freezing without, and a q̂ near 0 would change its sign.
+        device = weight.device.type
+        with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+            h = F.relu(self.norm1(self.conv1(self._images(weight))))
+            h = F.relu(self.norm2(self.conv2(h)))
+            predicted = self._filters(self.conv3(h), weight)
         if self.residual:
-            predicted = predicted + weight / weight.detach().abs().mean()
+            size = weight.detach().abs().mean()
+            predicted = predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
         return predicted
 
     def _images(self, weight: Tensor) -> Tensor:
@@ -167,6 +175,7 @@ class MappedSign(WeightBinarizer):
             )
         self.mapping = MappingNetwork(weight, config.mapping == "residual", config.statistics)
         self.mapping.to(device=weight.device, dtype=weight.dtype)
+        self._shared: list[Tensor] | None = None
         if config.labels == "frozen":
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
             self.register_buffer("labels", empty)
@@ -181,17 +190,25 @@ class MappedSign(WeightBinarizer):
             )
         return code
 
+    def predict(self, weight: Tensor) -> Tensor:
+        """q̂ = f(W), computed once where :func:`shared_predictions` is on."""
+        if self._shared is None:
+            return self.mapping(weight)
+        if not self._shared:
+            self._shared.append(self.mapping(weight))
+        return self._shared[0]
+
     def code(self, weight: Tensor) -> BinaryWeight:
         scale = self.base_code(weight).scales
-        return BinaryWeight(sign(self.mapping(weight))[None], scale)
+        return BinaryWeight(sign(self.predict(weight))[None], scale)
 
     def forward(self, weight: Tensor) -> Tensor:
         scale = self.base_code(weight).scales[0]
-        predicted = self.mapping(weight)
+        predicted = self.predict(weight)
         return straight_through(scale * sign(predicted), scale * self._passed(predicted))
 
     def surrogate(self, weight: Tensor) -> Tensor:
-        return self.base_code(weight).scales[0] * self._passed(self.mapping(weight))
+        return self.base_code(weight).scales[0] * self._passed(self.predict(weight))
 
     def _passed(self, predicted: Tensor) -> Tensor:
         """What the straight-through gradient sees: q̂ itself, or q̂ inside [−1, 1] alone."""
@@ -210,7 +227,7 @@ class MappedSign(WeightBinarizer):
 
     def auxiliary_loss(self, weight: Tensor) -> Tensor | None:
         config = self.config
-        q_hat = self.mapping(weight)
+        q_hat = self.predict(weight)
         if config.loss_on == "after_sign":
             q_hat = straight_through(sign(q_hat), self._passed(q_hat))
         loss = unbiased_loss(q_hat, self.noisy_labels(weight), config.rho_plus, config.rho_minus)
@@ -270,6 +287,22 @@ def mapped_layers(model: nn.Module) -> list[tuple[str, Tensor, MappedSign]]:
     if not layers:
         raise ValueError("the model has no LNS layer: binarize it with method='lns' first")
     return layers
+
+
+@contextmanager
+def shared_predictions(model: nn.Module) -> Iterator[None]:
+    """Inside, each f(W) is computed once: the forward pass and the auxiliary loss share it.
+
+    For one training step: the weights must not change inside. Models without LNS are left alone.
+    """
+    binarizers = [m for m in model.modules() if isinstance(m, MappedSign)]
+    for binarizer in binarizers:
+        binarizer._shared = []
+    try:
+        yield
+    finally:
+        for binarizer in binarizers:  # an autograd graph must not outlive its step
+            binarizer._shared = None
 
 
 @torch.no_grad()

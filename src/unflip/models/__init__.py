@@ -1,0 +1,17 @@
+"""Networks as the papers have them; every module in this folder registers its own."""
+
+from unflip.models.alexnet import alexnet
+from unflip.models.base import create, input_shape, names, register_model
+from unflip.models.resnet import resnet18, resnet20
+from unflip.models.vgg import vgg_small
+
+__all__ = [
+    "alexnet",
+    "create",
+    "input_shape",
+    "names",
+    "register_model",
+    "resnet18",
+    "resnet20",
+    "vgg_small",
+]

@@ -1,0 +1,143 @@
+"""The registry of networks, and what their builders share.
+
+A builder is a plain function ``name(method="float", *, num_classes=..., ...)``. It builds the float
+network; ``method="float"`` returns that, any other method returns it binarized. So a binary network and
+its float twin have the same parameters under the same names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import nn
+
+from unflip.binarize import binarize
+from unflip.hints import known
+from unflip.methods.base import Method, resolve
+from unflip.methods.base import names as method_names
+
+MethodLike = str | Mapping[str, Any] | Method
+Activation = Literal["relu", "hardtanh", "identity"]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    build: Callable[..., nn.Module]
+    input_shape: tuple[int, int, int]
+
+
+Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
+
+_REGISTRY: dict[str, _Entry] = {}
+
+
+def register_model(name: str, *, input_shape: tuple[int, int, int]) -> Callable[[Builder], Builder]:
+    """Decorator: make a builder known by ``name`` to recipes, :func:`create` and the CLI."""
+
+    def add(build: Builder) -> Builder:
+        if name in _REGISTRY:
+            raise ValueError(f"model {name!r} is already registered by {_REGISTRY[name].build!r}")
+        _REGISTRY[name] = _Entry(build, input_shape)
+        return build
+
+    return add
+
+
+def names() -> list[str]:
+    """The registered networks."""
+    return sorted(_REGISTRY)
+
+
+def create(name: str, method: MethodLike = "float", **options: Any) -> nn.Module:
+    """Build the network ``name``; unknown names and options are refused by name."""
+    build = _REGISTRY[known(name, _REGISTRY, "model")].build
+    accepted = [p for p in inspect.signature(build).parameters if p != "method"]
+    for option in options:
+        known(option, accepted, f"option of model {name!r}")
+    return build(method, **options)
+
+
+def input_shape(name: str) -> tuple[int, int, int]:
+    """(channels, height, width) of the images the network ``name`` was published for."""
+    return _REGISTRY[known(name, _REGISTRY, "model")].input_shape
+
+
+def resolve_method(method: MethodLike) -> Method | None:
+    """The method, or None for "float" (or, from a recipe, ``{"name": "float"}``)."""
+    if method in ("float", {"name": "float"}):
+        return None
+    if isinstance(method, str):
+        known(method, ["float", *method_names()], "method")
+    return resolve(method)
+
+
+def binary_twin(model: nn.Module, method: Method | None, skip: Iterable[str] = ()) -> nn.Module:
+    """``model`` as the method has it; as it is for the float twin."""
+    return model if method is None else binarize(model, method, skip, quiet=True)
+
+
+def check_options(model: str, **options: tuple[object, Any]) -> None:
+    """Each option is (value, its ``Literal`` type)."""
+    for name, (value, literal) in options.items():
+        allowed = get_args(literal)
+        if value not in allowed:
+            raise ValueError(
+                f"{model}: {name}={value!r} is not one of " + ", ".join(map(repr, allowed))
+            )
+
+
+def check_sizes(model: str, **sizes: int) -> None:
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{model}: {name}={value!r} should be a whole number >= 1")
+
+
+def activation_module(activation: Activation) -> nn.Module:
+    modules = {"relu": nn.ReLU, "hardtanh": nn.Hardtanh, "identity": nn.Identity}
+    return modules[activation]()
+
+
+def float_inputs(method: Method | None) -> bool:
+    """Whether convolutions see float inputs: the float twin and weights-only methods."""
+    return method is None or _input_traits(method)[0] == 32
+
+
+def choose_activation(
+    model: str, method: Method | None, chosen: Activation | None, default: Activation | None = None
+) -> Activation:
+    """The activation between BatchNorm and the next layer, where the user or the network has no wish.
+
+    ReLU wherever it may be, hardtanh for methods that take the sign of their input: sign(ReLU(x)) is
+    +1 everywhere, and such a network sees nothing. Asking for that combination is an error.
+    """
+    if chosen is not None:
+        check_options(model, activation=(chosen, Activation))
+    relu_is_safe = method is None or _relu_is_safe(method)
+    if chosen == "relu" and not relu_is_safe:
+        raise ValueError(
+            f"{model}: activation='relu' with method {method} would feed it inputs >= 0, whose sign is "
+            "always +1; use 'hardtanh' or 'identity'"
+        )
+    return chosen or default or ("relu" if relu_is_safe else "hardtanh")
+
+
+def _relu_is_safe(method: Method) -> bool:
+    bits, reads_negatives = _input_traits(method)
+    return bits == 32 or not reads_negatives
+
+
+def _input_traits(method: Method) -> tuple[int, bool]:
+    """(bits of the method's inputs, whether they depend on values below zero), found by trying.
+
+    On the CPU even where the model is being built on the meta device, and without advancing the random
+    numbers: with one seed all methods of a network start from the same weights.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+        binarizer = method.input_binarizer(nn.Conv2d(1, 1, 1)).eval()
+        x = torch.linspace(-2, 2, 33).view(1, 1, 1, -1)
+        reads_negatives = not torch.equal(binarizer(x), binarizer(x.clamp(min=0)))
+    return binarizer.bits, reads_negatives

@@ -1,0 +1,269 @@
+"""ResNet: Deep Residual Learning for Image Recognition, and its 1-bit forms.
+
+He et al., CVPR 2016, arXiv:1512.03385. The 1-bit forms differ in what stands round a convolution:
+
+plain           He et al.: conv → BN → ReLU, one shortcut a block
+bireal          Bi-Real Net, Liu et al., ECCV 2018, arXiv:1808.00278: (sign →) conv → BN, then add; one
+                shortcut a convolution, so the float values between blocks are never cut off
+bireal-prelu    "with PReLU after every binary convolution", Han et al., ICML 2020, arXiv:2010.04871:
+                conv → PReLU → BN, then add
+conv-prelu-bn   ResNet-20 of the LNS authors in FDA-BNN, Xu et al., NeurIPS 2021
+conv-bn-hardtanh  ResNet-20 of IR-Net, Qin et al., CVPR 2020, arXiv:1909.10788
+
+A binary layer binarizes its own input, so no sign is written here. All weights start as torch has them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unflip.models.base import (
+    Activation,
+    MethodLike,
+    activation_module,
+    binary_twin,
+    check_options,
+    check_sizes,
+    choose_activation,
+    float_inputs,
+    register_model,
+    resolve_method,
+)
+
+Shortcut = Literal["block", "conv"]
+Order = Literal["conv-prelu-bn", "conv-bn-hardtanh"]
+Variant = Literal["plain", "bireal", "bireal-prelu"]
+Downsample = Literal["float", "binary"]
+
+# (channels in, channels out, stride) -> what carries x past a convolution that changes its shape
+MakeShortcut = Callable[[int, int, int], nn.Module]
+
+
+@dataclass(frozen=True)
+class Style:
+    """What stands round the two convolutions of a block."""
+
+    shortcut: Shortcut
+    prelu: bool = False  # between convolution and BatchNorm
+    before: Activation = "identity"  # on a convolution's input
+    after: Activation = "identity"  # after BatchNorm, or after the add where there is one
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with one shortcut round both, or one round each."""
+
+    def __init__(
+        self, c_in: int, c_out: int, stride: int, style: Style, downsample: nn.Module
+    ) -> None:
+        super().__init__()
+        self.per_conv = style.shortcut == "conv"
+        self.before1 = activation_module(style.before)
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False)
+        self.prelu1 = nn.PReLU(c_out) if style.prelu else nn.Identity()
+        self.bn1 = nn.BatchNorm2d(c_out)
+        self.after1 = activation_module(style.after)
+        self.before2 = activation_module(style.before)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
+        self.prelu2 = nn.PReLU(c_out) if style.prelu else nn.Identity()
+        self.bn2 = nn.BatchNorm2d(c_out)
+        self.after2 = activation_module(style.after)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.downsample(x)
+        y = self.bn1(self.prelu1(self.conv1(self.before1(x))))
+        if self.per_conv:
+            y = shortcut = self.after1(y + shortcut)
+        else:
+            y = self.after1(y)
+        y = self.bn2(self.prelu2(self.conv2(self.before2(y))))
+        return self.after2(y + shortcut)
+
+
+def stage(
+    c_in: int, c_out: int, blocks: int, stride: int, style: Style, shortcut: MakeShortcut
+) -> nn.Sequential:
+    """``blocks`` blocks; the first one changes the shape, where it changes at all."""
+    layers = []
+    for i in range(blocks):
+        c, s = (c_in, stride) if i == 0 else (c_out, 1)
+        changes = c != c_out or s != 1
+        layers.append(
+            Block(c, c_out, s, style, shortcut(c, c_out, s) if changes else nn.Identity())
+        )
+    return nn.Sequential(*layers)
+
+
+class OptionA(nn.Module):
+    """He et al.'s shortcut without weights: every second pixel, new channels zero, half on each side.
+
+    ``x[::2]`` and a 3×3 convolution of stride 2 and padding 1 both give ceil(n / 2) pixels, for odd n too.
+    """
+
+    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.below = (c_out - c_in) // 2
+        self.above = c_out - c_in - self.below
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(x, (0, 0, 0, 0, self.below, self.above))
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}, zero_channels=({self.below}, {self.above})"
+
+
+class CifarResNet(nn.Module):
+    """3×3 stem, three stages of three blocks, mean over the image, linear."""
+
+    def __init__(
+        self, width: int, style: Style, order: Order, num_classes: int, in_channels: int
+    ) -> None:
+        super().__init__()
+        irnet = order == "conv-bn-hardtanh"
+        self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.stem_activation = activation_module("hardtanh" if irnet else "identity")
+        self.layer1 = stage(width, width, 3, 1, style, OptionA)
+        self.layer2 = stage(width, 2 * width, 3, 2, style, OptionA)
+        self.layer3 = stage(2 * width, 4 * width, 3, 2, style, OptionA)
+        self.head_activation = activation_module("identity" if irnet else "relu")
+        self.head_norm = nn.BatchNorm1d(4 * width) if irnet else nn.Identity()
+        self.fc = nn.Linear(4 * width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem_activation(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        x = self.head_activation(x).mean((2, 3))
+        return self.fc(self.head_norm(x))
+
+
+@register_model("resnet20", input_shape=(3, 32, 32))
+def resnet20(
+    method: MethodLike = "float",
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    width: int = 16,
+    shortcut: Shortcut = "block",
+    order: Order = "conv-prelu-bn",
+) -> nn.Module:
+    """ResNet-20 for small images (32×32; 8×8 and odd sizes work), of width 16, 32, 64.
+
+    shortcut  "block": one round two convolutions. "conv": one round each (Bi-Real).
+    order     "conv-prelu-bn": y = bn(prelu(conv(x))), then the add and nothing after it; the stem is
+              conv → BN, the head ReLU → mean → linear. This is FDA-BNN's released ResNet-20, whose
+              authors are LNS's; LNS itself does not say. PReLU starts at 0.25 and has a slope for each
+              channel, which is our choice: FDA-BNN shares one slope among all channels.
+              "conv-bn-hardtanh": hardtanh(bn(conv(x)) + shortcut); the stem is conv → BN → hardtanh, the
+              head mean → BatchNorm → linear. This is IR-Net's released code.
+
+    Shortcuts that change the shape have no weights (:class:`OptionA`), so stem and ``fc`` are the only
+    layers that stay float.
+    """
+    check_options("resnet20", shortcut=(shortcut, Shortcut), order=(order, Order))
+    check_sizes("resnet20", num_classes=num_classes, in_channels=in_channels, width=width)
+    prelu = order == "conv-prelu-bn"
+    style = Style(shortcut, prelu, after="identity" if prelu else "hardtanh")
+    model = CifarResNet(width, style, order, num_classes, in_channels)
+    return binary_twin(model, resolve_method(method))
+
+
+def strided_projection(c_in: int, c_out: int, stride: int) -> nn.Module:
+    """He et al.: a 1×1 convolution that skips pixels."""
+    conv = nn.Conv2d(c_in, c_out, 1, stride, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(c_out))
+
+
+def pooled_projection(c_in: int, c_out: int, stride: int) -> nn.Module:
+    """Bi-Real Net: average first, so that no pixel is dropped, then a 1×1 convolution.
+
+    ceil_mode gives odd sizes the ceil(n / 2) of the convolution beside it. The names of convolution and
+    BatchNorm are those of :func:`strided_projection`: weights go from one variant to the other.
+    """
+    pool = nn.AvgPool2d(stride, ceil_mode=True)
+    conv = nn.Conv2d(c_in, c_out, 1, bias=False)
+    return nn.Sequential(OrderedDict({"pool": pool, "0": conv, "1": nn.BatchNorm2d(c_out)}))
+
+
+class ImageNetResNet(nn.Module):
+    """7×7 stem and max pool, four stages of two blocks, mean over the image, linear.
+
+    Parameters have the names of torchvision's ResNet-18.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        style: Style,
+        stem_activation: Activation,
+        shortcut: MakeShortcut,
+        num_classes: int,
+        in_channels: int,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, width, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.stem_activation = activation_module(stem_activation)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
+        self.layer1 = stage(width, width, 2, 1, style, shortcut)
+        self.layer2 = stage(width, 2 * width, 2, 2, style, shortcut)
+        self.layer3 = stage(2 * width, 4 * width, 2, 2, style, shortcut)
+        self.layer4 = stage(4 * width, 8 * width, 2, 2, style, shortcut)
+        self.fc = nn.Linear(8 * width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.stem_activation(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+@register_model("resnet18", input_shape=(3, 224, 224))
+def resnet18(
+    method: MethodLike = "float",
+    *,
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    width: int = 64,
+    variant: Variant = "plain",
+    downsample: Downsample | None = None,
+    activation: Activation | None = None,
+) -> nn.Module:
+    """ResNet-18 for ImageNet, of width 64 to 512.
+
+    variant     "plain", "bireal" or "bireal-prelu": see the top of this file. Down-sampling shortcuts are
+                1×1 convolutions of stride 2 (plain) or behind a 2×2 average pool (the others). The
+                stem of the others has no activation, as in Bi-Real Net's code.
+    downsample  whether those 1×1 convolutions are "float" or "binary"; None: as the method's paper has it
+                (``Method.binary_downsample``). The float twin has nothing to choose.
+    activation  None, in the plain variant: ReLU, or hardtanh where the method takes the sign of its input
+                (BinaryNet's and IR-Net's choice), because sign(ReLU(x)) is always +1. None, in the
+                others: none where the method binarizes the input, and before each convolution of
+                "bireal" hardtanh where it does not. There Bi-Real Net puts it to pretrain the float
+                twin, which would be linear without. It has no parameters: weights fit whatever it is.
+    """
+    check_options("resnet18", variant=(variant, Variant))
+    check_sizes("resnet18", num_classes=num_classes, in_channels=in_channels, width=width)
+    if downsample is not None:
+        check_options("resnet18", downsample=(downsample, Downsample))
+    chosen = resolve_method(method)
+    if variant == "plain":
+        after = choose_activation("resnet18", chosen, activation)
+        style, stem, shortcut = Style("block", after=after), after, strided_projection
+    else:
+        prelu = variant == "bireal-prelu"
+        default: Activation = "hardtanh" if float_inputs(chosen) and not prelu else "identity"
+        before = choose_activation("resnet18", chosen, activation, default)
+        style, stem, shortcut = Style("conv", prelu, before=before), "identity", pooled_projection
+    model = ImageNetResNet(width, style, stem, shortcut, num_classes, in_channels)
+    binary = chosen is not None and chosen.binary_downsample
+    if downsample is not None:
+        binary = downsample == "binary"
+    return binary_twin(model, chosen, skip=() if binary else ("*.downsample.*",))

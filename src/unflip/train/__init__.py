@@ -1,0 +1,6 @@
+"""Training: recipes, the loop, checkpoints, and several seeds, GPUs or machines at once."""
+
+from unflip.train.loop import TrainingStopped, train
+from unflip.train.recipe import Recipe, RecipeError, load_recipe, recipe_names
+
+__all__ = ["Recipe", "RecipeError", "TrainingStopped", "load_recipe", "recipe_names", "train"]

@@ -1,0 +1,129 @@
+"""Checkpoints that survive a kill, a full disk and a flipped bit.
+
+A checkpoint is two files: ``checkpoint-EPOCH-STEP.safetensors`` and, written after it, a ``.json`` of the
+same name with the SHA-256 of the first. Each is written to a temporary file, flushed to disk and renamed, so
+a name that exists is complete; the JSON is the mark that the pair is. The last two are kept: if the
+newest is damaged, the one before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+KEEP = 2
+_NAME = re.compile(r"checkpoint-(\d+)-(\d+)\.json")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, or one that belongs to something else."""
+
+
+class Damaged(CheckpointError):
+    """A checkpoint whose content is not what was written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors and what is known of them; ``step`` steps of ``epoch`` are done."""
+
+    epoch: int
+    step: int
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the pair, then drop all but the last two."""
+    name = _stem(checkpoint.epoch, checkpoint.step)
+    tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
+    data = safetensors.torch.save(tensors)
+    info = {**checkpoint.info, "sha256": hashlib.sha256(data).hexdigest()}
+    write_atomically(folder / f"{name}.safetensors", data)
+    write_atomically(folder / f"{name}.json", json.dumps(info, indent=1).encode())
+    for old in _complete(folder)[:-KEEP]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def available(folder: Path) -> list[tuple[int, int]]:
+    """(epoch, step) of the checkpoints in a folder, oldest first; whether they are whole is not known."""
+    return [_position(path) for path in _complete(folder)]
+
+
+def load_at(folder: Path, epoch: int, step: int) -> Checkpoint:
+    """The checkpoint of that position, or :class:`Damaged`."""
+    path = folder / f"{_stem(epoch, step)}.json"
+    try:
+        info = json.loads(path.read_text())
+        data = path.with_suffix(".safetensors").read_bytes()
+        found = hashlib.sha256(data).hexdigest()
+        if found != info["sha256"]:
+            raise ValueError(f"its SHA-256 is {found[:12]}…, not {info['sha256'][:12]}…")
+        return Checkpoint(epoch, step, safetensors.torch.load(data), info)
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise Damaged(f"{path.with_suffix('')} is damaged: {error}") from error
+
+
+def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with the newer ones."""
+    problems: list[str] = []
+    for epoch, step in reversed(available(folder)):
+        try:
+            return load_at(folder, epoch, step), problems
+        except Damaged as error:
+            problems.append(str(error))
+    return None, problems
+
+
+def _stem(epoch: int, step: int) -> str:
+    return f"checkpoint-{epoch:05d}-{step:06d}"
+
+
+def _position(path: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2])
+
+
+def _complete(folder: Path) -> list[Path]:
+    """The JSON files of complete checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of ``data`` at ``path``, or what was there before and an error."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"cannot write {path} ({len(data):,} bytes): {error.strerror}. "
+            "What was saved before is untouched; free space or choose another --out, then run again."
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

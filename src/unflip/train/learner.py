@@ -1,0 +1,228 @@
+"""One network in training: its objective, its optimizer, and a step that a CUDA graph can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unflip import methods, models
+from unflip.data import ImageSet
+from unflip.layers import after_step, auxiliary_losses, binary_layers
+from unflip.methods.lns import shared_predictions
+from unflip.train.batches import Images
+from unflip.train.recipe import Recipe
+
+# Multiplies the loss so that float16 gradients do not underflow; divided out before the optimizer.
+LOSS_SCALE = 512.0
+
+
+class Objective(nn.Module):
+    """Cross entropy and the methods' own loss, layer by layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        with shared_predictions(self.model):
+            logits = self.model(images)
+            losses = auxiliary_losses(self.model)
+        auxiliary = torch.stack(list(losses.values())) if losses else logits.new_zeros(0)
+        return F.cross_entropy(logits.float(), labels), auxiliary.float()
+
+
+def build_model(recipe: Recipe, data: ImageSet, seed: int) -> nn.Module:
+    """The recipe's network for these data; the same seed gives the same weights on any device."""
+    options = dict(recipe.model.options)
+    channels = data.train_images.shape[1]
+    if channels != models.input_shape(recipe.model.name)[0]:
+        options.setdefault("in_channels", channels)
+    options.setdefault("num_classes", len(data.classes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return models.create(recipe.model.name, recipe.method, **options)
+
+
+class Learner:
+    """A seed's model, optimizer and running sums, all on one device."""
+
+    def __init__(self, recipe: Recipe, model: nn.Module, images: Images, device: torch.device):
+        self.recipe, self.images, self.device = recipe, images, device
+        self.model = model.to(device, memory_format=torch.channels_last)
+        self.half = device.type == "cuda" and recipe.precision == "float16"
+        self.objective: nn.Module = Objective(self.model)
+        self.layers = [n for n, _ in binary_layers(self.model)]
+        self.auxiliary_layers = list(auxiliary_losses(self.model))
+        self.groups = _parameter_groups(self.model, recipe)
+        self.optimizer = _make_optimizer(recipe, self.groups, device)
+        steps = len(images) // recipe.batch_size
+        if steps == 0:
+            raise ValueError(
+                f"batch_size={recipe.batch_size} is larger than the {len(images)} training images"
+            )
+        self.steps = steps
+        self.plan = torch.zeros(steps, recipe.batch_size, 4, dtype=torch.int64, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.auxiliary_sum = torch.zeros(
+            len(self.auxiliary_layers), dtype=torch.float64, device=device
+        )
+        self.losses: Callable[[Tensor], tuple[Tensor, Tensor]] = self.planned_losses
+
+    def start_epoch(self, seed: int, epoch: int, factor: float) -> None:
+        plan = self.images.epoch_plan(seed, epoch, self.recipe.batch_size)
+        self.plan.copy_(plan)
+        self.position.zero_()
+        self.loss_sum.zero_()
+        self.auxiliary_sum.zero_()
+        self.set_rates(factor)
+
+    def set_rates(self, factor: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(group["peak_lr"] * factor)
+            else:
+                group["lr"] = group["peak_lr"] * factor
+
+    def planned_losses(self, plan: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross entropy and auxiliary losses of a row of the plan."""
+        images, labels = self.images.batch(plan)
+        if not self.half:
+            return self.objective(images, labels)
+        with torch.autocast("cuda", torch.float16, cache_enabled=False):
+            return self.objective(images, labels)
+
+    def backward(self) -> tuple[Tensor, Tensor]:
+        """Gradients of the batch at ``position`` into ``.grad``; returns the two losses."""
+        plan = self.plan.index_select(0, self.position).squeeze(0)
+        loss, auxiliary = self.losses(plan)
+        total = loss + auxiliary.sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        (total * LOSS_SCALE if self.half else total).backward()
+        if self.half:
+            grads = [p.grad for g in self.groups for p in g["params"] if p.grad is not None]
+            torch._foreach_mul_(grads, 1 / LOSS_SCALE)
+        return loss.detach(), auxiliary.detach()
+
+    def step(self) -> None:
+        """One optimizer step, with no word to the host."""
+        loss, auxiliary = self.backward()
+        self.optimizer.step()
+        after_step(self.model)
+        self.loss_sum += loss
+        self.auxiliary_sum += auxiliary
+        self.position += 1
+
+    @torch.no_grad()
+    def evaluate(self, batch: int = 2500) -> float:
+        """Test accuracy in float32, in percent."""
+        self.model.eval()
+        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        total = len(self.images.test_labels)
+        for start in range(0, total, batch):
+            images, labels = self.images.test_batch(start, min(start + batch, total))
+            right += (self.model(images).argmax(1) == labels).sum()
+        self.model.train()
+        return 100 * right.item() / total
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a resumed run needs, by name."""
+        state = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        names = {p: n for n, p in self.model.named_parameters()}
+        for parameter, values in self.optimizer.state.items():
+            for key, value in values.items():
+                state[f"optimizer.{names[parameter]}.{key}"] = value
+        state["sums.loss"] = self.loss_sum
+        state["sums.auxiliary"] = self.auxiliary_sum
+        return state
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Copy a :meth:`state` into the tensors that are there: a captured graph stays valid."""
+        own = self.state()
+        if own.keys() != state.keys():
+            odd = sorted(own.keys() ^ state.keys())
+            raise ValueError(f"the checkpoint does not fit the model: {', '.join(odd[:5])} differ")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return {k: v.detach().clone() for k, v in self.state().items()}
+
+
+def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Latent weights, parameters of weight binarizers, and the rest, each with its rate."""
+    rates = recipe.optimizer
+    latent = {id(layer.weight) for _, layer in binary_layers(model)}
+    groups: dict[str, list[nn.Parameter]] = {"latent": [], "mapping": [], "rest": []}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in latent:
+            groups["latent"].append(parameter)
+        elif "weight_binarizer" in name.split("."):
+            groups["mapping"].append(parameter)
+        else:
+            groups["rest"].append(parameter)
+    peaks = {"latent": rates.latent_lr, "mapping": rates.mapping_lr, "rest": rates.lr}
+    return [
+        {"name": name, "params": parameters, "peak_lr": peaks[name] or rates.lr}
+        for name, parameters in groups.items()
+        if parameters
+    ]
+
+
+def _make_optimizer(
+    recipe: Recipe, groups: list[dict[str, Any]], device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer with its state made now, so that saving, resuming and capturing see one layout."""
+    on_gpu = device.type == "cuda"
+    for group in groups:
+        # A captured graph reads the rate from a tensor; torch captures that only with fused kernels.
+        group["lr"] = torch.tensor(group["peak_lr"], device=device) if on_gpu else group["peak_lr"]
+    options = recipe.optimizer
+    optimizer: torch.optim.Optimizer
+    if options.name == "sgd":
+        optimizer = torch.optim.SGD(
+            groups,
+            lr=groups[0]["lr"],
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            fused=on_gpu,
+        )
+    else:
+        optimizer = torch.optim.Adam(
+            groups,
+            lr=groups[0]["lr"],
+            weight_decay=options.weight_decay,
+            fused=on_gpu,
+            capturable=on_gpu,
+        )
+    for group in groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = _initial_state(recipe, parameter, device)
+    return optimizer
+
+
+def _initial_state(recipe: Recipe, parameter: Tensor, device: torch.device) -> dict[str, Tensor]:
+    if recipe.optimizer.name == "adam":
+        step = torch.zeros((), device=device)
+        return {
+            "step": step,
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return {"momentum_buffer": torch.zeros_like(parameter)} if recipe.optimizer.momentum else {}
+
+
+def load_start(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Take over a finished run's weights; the method may be another one."""
+    from unflip.binarize import load_twin
+
+    load_twin(model, {k.removeprefix("model."): v for k, v in state.items() if k[:6] == "model."})
+
+
+def describe_method(recipe: Recipe) -> str:
+    return "float" if recipe.method == "float" else str(methods.resolve(recipe.method))

@@ -1,0 +1,397 @@
+"""The training loop: epochs, evaluation, one JSON line an epoch, checkpoints, signals, resuming.
+
+A run lives in a folder ``OUT/seed-N``:
+
+    recipe.json       the recipe with every default filled in, and the seed
+    metrics.jsonl     one line an epoch
+    checkpoint-*      the last two checkpoints (see checkpoint.py)
+    result.json       written last: the run is finished
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unflip.binarize import flips_by_layer, signs
+from unflip.data import ImageSet
+from unflip.freeze import pack_signs, unpack_signs
+from unflip.layers import binary_layers
+from unflip.methods.lns import warm_start
+from unflip.ste import sign
+from unflip.train import checkpoint as checkpoints
+from unflip.train.batches import Images
+from unflip.train.checkpoint import Checkpoint, CheckpointError
+from unflip.train.engine import Engine
+from unflip.train.learner import Learner, build_model, load_start
+from unflip.train.progress import Progress
+from unflip.train.recipe import Recipe
+from unflip.train.runs import lock, recipe_difference
+from unflip.train.watch import TrainingStopped, Watch, total_moved
+
+__all__ = ["TrainingStopped", "train"]
+
+
+class Seed:
+    """One seed of the recipe: its folder, its learner, and what was seen at the epoch's start."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        seed: int,
+        folder: Path,
+        learner: Learner,
+        classes: int,
+    ) -> None:
+        self.recipe, self.seed, self.folder, self.learner = recipe, seed, folder, learner
+        self.watch = Watch(recipe, classes)
+        self.signs: dict[str, Tensor] = {}
+        self.latent: list[Tensor] = []
+        self.remember()
+
+    def remember(self) -> None:
+        """Signs and latent weights at the start of an epoch, to count what moved in it."""
+        self.signs = signs(self.learner.model)
+        self.latent = [
+            layer.weight.detach().clone() for _, layer in binary_layers(self.learner.model)
+        ]
+
+    def checkpoint(self, epoch: int, step: int) -> Checkpoint:
+        tensors = self.learner.state()
+        for name, values in self.signs.items():
+            tensors[f"signs.{name}"] = pack_signs(values)
+        for (name, _), values in zip(binary_layers(self.learner.model), self.latent, strict=True):
+            tensors[f"latent.{name}"] = values
+        info = {"recipe": self.recipe.plain(), "seed": self.seed, "epoch": epoch, "step": step}
+        return Checkpoint(epoch, step, tensors, info)
+
+    def restore(self, saved: Checkpoint) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"signs": {}, "latent": {}, "": {}}
+        for name, tensor in saved.tensors.items():
+            part, _, rest = name.partition(".")
+            if part in ("signs", "latent"):
+                parts[part][rest] = tensor
+            else:
+                parts[""][name] = tensor
+        self.learner.restore(parts[""])
+        device = self.learner.device
+        for name, now in self.signs.items():
+            packed = parts["signs"][name].to(device)
+            self.signs[name] = unpack_signs(packed, tuple(now.shape), now.dtype)
+        for latent, saved_latent in zip(self.latent, parts["latent"].values(), strict=True):
+            latent.copy_(saved_latent)
+        self._cut_metrics(saved.epoch)
+
+    def _cut_metrics(self, epochs: int) -> None:
+        """Drop lines of epochs that are about to be run again, and a line cut short by a kill."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines()[:epochs] if path.exists() else []
+        checkpoints.write_atomically(path, "".join(line + "\n" for line in lines).encode())
+        if lines:
+            self.watch.start_loss = json.loads(lines[0])["loss"]
+
+    def end_epoch(self, epoch: int, seconds: float) -> dict[str, Any]:
+        """Look at the epoch, write its line, and stop the run if it has gone wrong."""
+        learner = self.learner
+        line = {"epoch": epoch + 1, **self._figures(), "seconds": round(seconds, 4)}
+        _append(self.folder / "metrics.jsonl", line)
+        latent = [layer.weight for _, layer in binary_layers(learner.model)]
+        binary = bool(latent)
+        self.watch.check(
+            epoch,
+            line["loss"],
+            line["flips"] if binary else None,
+            total_moved(self.latent, latent) if binary else None,
+        )
+        self.remember()
+        return line
+
+    def _figures(self) -> dict[str, Any]:
+        learner = self.learner
+        figures: dict[str, Any] = {
+            "loss": learner.loss_sum.item() / learner.steps,
+            "auxiliary_loss": dict(
+                zip(
+                    learner.auxiliary_layers,
+                    (learner.auxiliary_sum / learner.steps).tolist(),
+                    strict=True,
+                )
+            ),
+            "accuracy": learner.evaluate(),
+            "lr": float(learner.optimizer.param_groups[-1]["lr"]),
+        }
+        if self.signs:
+            now = signs(learner.model)
+            flips = flips_by_layer(self.signs, now)
+            figures["flips"] = sum(flipped for flipped, _ in flips.values())
+            figures["flip_rate"] = figures["flips"] / sum(count for _, count in flips.values())
+            figures["differs_from_sign"] = _share_off_sign(learner, now)
+        return figures
+
+    def finish(self, last: dict[str, Any], seconds: float) -> dict[str, Any]:
+        result = {
+            "recipe": self.recipe.name,
+            "seed": self.seed,
+            "epochs": self.recipe.epochs,
+            "accuracy": last["accuracy"],
+            "loss": last["loss"],
+            "evaluated_on": "validation" if self.recipe.data.validation else "test",
+            "seconds": round(seconds, 2),
+            "device": _device_name(self.learner.device),
+            "torch": torch.__version__,
+        }
+        data = json.dumps(result, indent=1).encode() + b"\n"
+        checkpoints.write_atomically(self.folder / "result.json", data)
+        return result
+
+
+def train(
+    recipe: Recipe,
+    data: ImageSet,
+    out: Path,
+    *,
+    seeds: Sequence[int] = (0,),
+    start: Path | None = None,
+    device: str | None = None,
+    eager: bool = False,
+    checkpoint_seconds: float = 20.0,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """Train ``recipe`` on ``data`` for each seed, side by side; returns their results.
+
+    A seed that is finished in ``out`` is not run again, one that was interrupted goes on. ``start`` is the
+    run folder of the recipe named by ``recipe.start``. Ctrl-C and SIGTERM save before they stop.
+    """
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    shown = data.split(recipe.data.validation) if recipe.data.validation else data
+    results = {s: _finished(recipe, out / f"seed-{s}") for s in seeds}
+    waiting = [s for s, result in results.items() if result is None]
+    if waiting:
+        images = Images(shown, chosen)
+        runs = [_prepare(recipe, s, shown, images, out, start, chosen, quiet) for s in waiting]
+        with lock([run.folder for run in runs]), _stop_signals() as stop:
+            for run, result in zip(
+                runs, _run(recipe, runs, stop, eager, checkpoint_seconds, quiet), strict=True
+            ):
+                results[run.seed] = result
+    return [result for result in results.values() if result is not None]
+
+
+def _finished(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
+    """The result of a finished run; an error if the folder holds another recipe's."""
+    saved = folder / "recipe.json"
+    if saved.exists():
+        difference = recipe_difference(json.loads(saved.read_text())["recipe"], recipe.plain())
+        if difference:
+            raise CheckpointError(
+                f"{folder} holds a run of another recipe: {'; '.join(difference)}. "
+                "Choose another --out, or delete that folder."
+            )
+    path = folder / "result.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _prepare(
+    recipe: Recipe,
+    seed: int,
+    data: ImageSet,
+    images: Images,
+    out: Path,
+    start: Path | None,
+    device: torch.device,
+    quiet: bool,
+) -> Seed:
+    model = build_model(recipe, data, seed)
+    folder = out / f"seed-{seed}"
+    state = _start_state(recipe, start, seed)
+    if state is not None:
+        load_start(model, state)
+    learner = Learner(recipe, model, images, device)
+    _make_folder(folder)
+    saved = {"recipe": recipe.plain(), "seed": seed}
+    checkpoints.write_atomically(
+        folder / "recipe.json", json.dumps(saved, indent=1).encode() + b"\n"
+    )
+    resuming = checkpoints.available(folder)
+    if recipe.warm_start is not None and not resuming:
+        options = recipe.warm_start
+        reached = warm_start(model, options.steps, options.lr, options.agreement)
+        if not quiet:
+            print(
+                f"seed {seed}: warm start, signs agree on {min(reached.values()):.4%} "
+                f"or more in each of {len(reached)} layers",
+                flush=True,
+            )
+    return Seed(recipe, seed, folder, learner, len(data.classes))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def _start_state(recipe: Recipe, start: Path | None, seed: int) -> dict[str, Tensor] | None:
+    """The weights of the finished run that ``recipe.start`` names."""
+    if recipe.start is None:
+        if start is not None:
+            raise ValueError(f"recipe {recipe.name} starts from nothing, but --start is {start}")
+        return None
+    if start is None:
+        raise ValueError(f"recipe {recipe.name} starts from a run of {recipe.start}: give --start")
+    folder = start / f"seed-{seed}" if (start / f"seed-{seed}").is_dir() else start
+    if not (folder / "result.json").exists():
+        raise ValueError(
+            f"recipe {recipe.name} starts from a finished run of {recipe.start}, seed {seed}; "
+            f"{folder} is not one. Run: unflip train {recipe.start}"
+        )
+    saved, problems = checkpoints.load_latest(folder)
+    if saved is None:
+        raise ValueError(f"no usable checkpoint in {folder}: {'; '.join(problems) or 'none there'}")
+    return saved.tensors
+
+
+def _run(
+    recipe: Recipe,
+    runs: list[Seed],
+    stop: list[int],
+    eager: bool,
+    checkpoint_seconds: float,
+    quiet: bool,
+) -> list[dict[str, Any]]:
+    epoch, step = _resume(runs, quiet)
+    engine = Engine([run.learner for run in runs], compiled=not eager, captured=not eager)
+    _restore_position(recipe, runs, epoch, step)
+    progress = Progress(recipe, [run.seed for run in runs], engine.mode, quiet)
+    steps = runs[0].learner.steps
+    saved_at = began = time.monotonic()
+    lines: list[dict[str, Any]] = []
+    with progress:
+        while epoch < recipe.epochs:
+            epoch_began = time.monotonic()
+            while step < steps:
+                engine.step()
+                step += 1
+                if stop:
+                    _save(runs, epoch, step)
+                    raise KeyboardInterrupt(f"stopped by {signal.Signals(stop[0]).name}")
+                if engine.graph is None:
+                    progress.step(epoch, step, steps)
+            if runs[0].learner.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.monotonic() - epoch_began
+            lines = [run.end_epoch(epoch, seconds) for run in runs]
+            progress.epoch(epoch, lines)
+            epoch, step = epoch + 1, 0
+            done = epoch == recipe.epochs
+            if done or time.monotonic() - saved_at > checkpoint_seconds:
+                _save(runs, epoch, 0)
+                saved_at = time.monotonic()
+            if not done:
+                _start_epoch(recipe, runs, epoch)
+    total = time.monotonic() - began
+    if not lines:  # everything was done but for the last file
+        lines = [_last_line(run.folder) for run in runs]
+    return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
+
+
+def _resume(runs: list[Seed], quiet: bool) -> tuple[int, int]:
+    """Bring every seed to the newest checkpoint that all of them have whole."""
+    common = set.intersection(*(set(checkpoints.available(run.folder)) for run in runs))
+    problems: list[str] = []
+    for at in sorted(common, reverse=True):
+        try:
+            saved = [checkpoints.load_at(run.folder, *at) for run in runs]
+        except checkpoints.Damaged as error:
+            problems.append(str(error))
+            continue
+        for run, found in zip(runs, saved, strict=True):
+            run.restore(found)
+        if not quiet:
+            for problem in problems:
+                print(f"warning: {problem}; using the checkpoint before it", flush=True)
+            print(f"resuming at epoch {at[0] + 1}, step {at[1]}", flush=True)
+        return at
+    for run in runs:
+        run._cut_metrics(0)
+    return 0, 0
+
+
+def _restore_position(recipe: Recipe, runs: list[Seed], epoch: int, step: int) -> None:
+    """Where in the epoch's plan to go on; sums were restored and must survive ``start_epoch``."""
+    if epoch >= recipe.epochs:
+        return
+    sums = [
+        (run.learner.loss_sum.clone(), run.learner.auxiliary_sum.clone()) for run in runs
+    ]
+    _start_epoch(recipe, runs, epoch)
+    if step:
+        for run, (loss, auxiliary) in zip(runs, sums, strict=True):
+            run.learner.position.fill_(step)
+            run.learner.loss_sum.copy_(loss)
+            run.learner.auxiliary_sum.copy_(auxiliary)
+
+
+def _start_epoch(recipe: Recipe, runs: list[Seed], epoch: int) -> None:
+    factor = recipe.schedule.factor_at(epoch, recipe.epochs)
+    for run in runs:
+        # Networks with dropout draw from the global generator: make that resumable too.
+        torch.manual_seed(run.seed * 1_000_003 + epoch)
+        run.learner.start_epoch(run.seed, epoch, factor)
+
+
+def _save(runs: list[Seed], epoch: int, step: int) -> None:
+    for run in runs:
+        checkpoints.save(run.folder, run.checkpoint(epoch, step))
+
+
+def _last_line(folder: Path) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return line
+
+
+def _share_off_sign(learner: Learner, now: dict[str, Tensor]) -> float:
+    """Share of binary weights that are not the sign of their own latent weight."""
+    off = total = 0
+    for name, layer in binary_layers(learner.model):
+        off += int((now[name] != sign(layer.weight.detach())).sum())
+        total += now[name].numel()
+    return off / total
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    try:
+        with open(path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM so that the loop can save between two steps."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

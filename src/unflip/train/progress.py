@@ -1,0 +1,86 @@
+"""What a person sees while training: a bar in a terminal, a line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from unflip.train.recipe import Recipe
+
+
+class Progress:
+    """Epoch, loss, accuracy, flip rate and time left, for one seed or several."""
+
+    def __init__(self, recipe: Recipe, seeds: list[int], mode: str, quiet: bool) -> None:
+        self.recipe, self.seeds, self.quiet = recipe, seeds, quiet
+        self.began = self.printed = time.monotonic()
+        self.first_epoch: int | None = None
+        self.bar: Any = None
+        self.task: Any = None
+        if quiet:
+            return
+        print(f"{recipe.name}: {recipe.epochs} epochs, {_plural(seeds)}, {mode}", flush=True)
+        if sys.stdout.isatty():
+            self._make_bar()
+
+    def _make_bar(self) -> None:
+        try:
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+        except ImportError:
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self.bar = Bar(*columns, transient=True)
+        self.task = self.bar.add_task(self.recipe.name, total=float(self.recipe.epochs))
+
+    def __enter__(self) -> Progress:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        if self.bar:
+            self.bar.update(self.task, completed=epoch + step / steps)
+
+    def epoch(self, epoch: int, lines: list[dict[str, Any]]) -> None:
+        if self.quiet:
+            return
+        if self.first_epoch is None:
+            self.first_epoch = epoch
+        text = f"{self.recipe.name}  epoch {epoch + 1}/{self.recipe.epochs}  {_figures(lines)}"
+        if self.bar:
+            self.bar.update(self.task, completed=epoch + 1, description=text)
+            return
+        now = time.monotonic()
+        last = epoch + 1 == self.recipe.epochs
+        if last or now - self.printed > 5 or epoch == self.first_epoch:
+            self.printed = now
+            done = epoch + 1 - self.first_epoch
+            left = (now - self.began) / done * (self.recipe.epochs - epoch - 1)
+            print(f"{text}  {lines[0]['seconds']:.2f} s/epoch  {left:.0f} s left", flush=True)
+
+
+def _plural(seeds: list[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+
+
+def _figures(lines: list[dict[str, Any]]) -> str:
+    def mean(key: str) -> float:
+        return statistics.fmean(line[key] for line in lines)
+
+    text = f"loss {mean('loss'):.4f}  accuracy {mean('accuracy'):.2f} %"
+    if "flip_rate" in lines[0]:
+        text += f"  flips {mean('flip_rate'):.3%}"
+    return text

@@ -1,0 +1,215 @@
+"""A recipe: one experiment as a YAML file, checked field by field."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from unflip import methods, models
+from unflip.data import KNOWN as KNOWN_DATA
+from unflip.hints import known
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message names the field and what would be right."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Data(_Part):
+    """Which images. ``validation`` holds that many training images out *as the test set*."""
+
+    name: str
+    validation: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return known(value, KNOWN_DATA, "data set")
+
+
+class Model(BaseModel):
+    """A registered network and its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return known(value, models.names(), "model")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Optimizer(_Part):
+    """``latent_lr`` is for the latent weights of binary layers, ``mapping_lr`` for the parameters of
+    weight binarizers (LNS's mapping networks); both are ``lr`` where not given."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: Positive
+    latent_lr: Positive | None = None
+    mapping_lr: Positive | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NotNegative = 0.0
+
+
+class Schedule(_Part):
+    """The factor on every learning rate in each epoch."""
+
+    name: Literal["constant", "cosine", "step"] = "constant"
+    every: Count | None = None
+    at: tuple[Count, ...] = ()
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+    def factor_at(self, epoch: int, epochs: int) -> float:
+        """For epoch 0 .. epochs - 1."""
+        if self.name == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        if self.name == "step":
+            drops = epoch // self.every if self.every else sum(epoch >= at for at in self.at)
+            return float(self.factor**drops)
+        return 1.0
+
+
+class WarmStart(_Part):
+    """LNS: the mapping networks learn the noisy labels before anything else moves."""
+
+    steps: Count = 2000
+    lr: Positive = 1e-3
+    agreement: Annotated[float, Field(gt=0.5, le=1)] = 0.9995
+
+
+class Recipe(_Part):
+    """One experiment. See ``docs/recipes.md`` for each field."""
+
+    name: str
+    about: str = ""
+    data: Data
+    model: Model
+    method: str | dict[str, Any] = "float"
+    start: str | None = None
+    warm_start: WarmStart | None = None
+    epochs: Count
+    batch_size: Count = 128
+    optimizer: Optimizer
+    schedule: Schedule = Schedule()
+    precision: Literal["float16", "float32"] = "float16"
+    sync_batchnorm: bool = False
+    allow_no_flips: bool = False
+
+    @field_validator("method")
+    @classmethod
+    def _method(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+        return "float" if value == "float" else methods.resolve(value).options()
+
+    def plain(self) -> dict[str, Any]:
+        """The recipe as JSON values, every default filled in."""
+        return self.model_dump(mode="json")
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with unflip."""
+    folder = resources.files("unflip") / "recipes"
+    return sorted(
+        Path(str(f)).stem for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def load_recipe(source: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """A shipped recipe by name or a YAML file by path, with ``field=value`` overrides applied."""
+    values = _read(source)
+    for override in overrides or []:
+        _override(values, override)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise RecipeError(_explain(str(source), error)) from None
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise RecipeError(f"there is no recipe file {path}")
+        text, name = path.read_text(), path.stem
+    else:
+        name = str(source)
+        if name not in recipe_names():
+            near = difflib.get_close_matches(name, recipe_names(), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise RecipeError(
+                f"unknown recipe {name!r}.{hint} Shipped: {', '.join(recipe_names())}; "
+                "or give the path of a .yaml file."
+            )
+        text = (resources.files("unflip") / "recipes" / f"{name}.yaml").read_text()
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{source} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"{source} should be a YAML mapping of fields, not {type(values).__name__}")
+    return {"name": name, **values}
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Apply ``optimizer.lr=0.01`` to the nested mapping."""
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise RecipeError(f"override {override!r} should look like field=value, e.g. optimizer.lr=0.01")
+    *parents, field = path.split(".")
+    target = values
+    for parent in parents:
+        if isinstance(target.get(parent), str):  # method: dorefa -> method: {name: dorefa}
+            target[parent] = {"name": target[parent]}
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise RecipeError(f"override {override!r}: {parent!r} has no fields of its own")
+    target[field] = _number(yaml.safe_load(text))
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 1e-3 as a string; people write it as a number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(source: str, error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{field}: unknown field.{_nearest_field(problem['loc'])}")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            given = "" if problem["type"] == "missing" else f" (got {problem['input']!r})"
+            lines.append(f"{field}: {message}{given}")
+    return f"recipe {source}: " + "; ".join(lines)
+
+
+def _nearest_field(location: tuple[int | str, ...]) -> str:
+    part: Any = Recipe
+    for step in location[:-1]:
+        part = part.model_fields[str(step)].annotation
+    fields = list(getattr(part, "model_fields", {}))
+    near = difflib.get_close_matches(str(location[-1]), fields, n=1, cutoff=0.4)
+    return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(fields)}."

@@ -1,0 +1,408 @@
+"""What every registered method has to do; a new method is held to it by being registered."""
+
+import copy
+import dataclasses
+import io
+import json
+import math
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unflip
+from unflip import methods
+from unflip.layers import BinaryLayer, BinaryLinear, binary_layers
+from unflip.methods.base import Method, register
+
+every_method = pytest.mark.parametrize("method", methods.names())
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def float_net() -> nn.Sequential:
+    """Float at both ends; between them a 3×3, a grouped strided 1×3 and a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 4, (1, 3), stride=2, groups=2, bias=False),
+        nn.Flatten(),
+        nn.Linear(24, 10),
+        nn.BatchNorm1d(10),
+        nn.Linear(10, 5),
+    )
+
+
+def binary_net(method: str) -> nn.Module:
+    return unflip.binarize(float_net(), method, quiet=True)
+
+
+def images(n: int = 4) -> Tensor:
+    return torch.randn(n, 3, 8, 8)
+
+
+def gradients(model: nn.Module, x: Tensor, run: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss, and the gradients of the input and of every parameter."""
+    x = x.clone().requires_grad_()
+    loss = run(x)
+    loss.backward()
+    assert x.grad is not None
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), {"input": x.grad, **found}
+
+
+def test_the_first_six_are_there() -> None:
+    assert {"dorefa", "binarynet", "bwn", "xnor", "bireal", "lns"} <= set(methods.names())
+    assert methods.names() == sorted(methods.names())
+
+
+@every_method
+def test_config(method: str) -> None:
+    config = methods.get(method)
+    assert isinstance(config, Method)
+    assert config.name == method
+    assert type(config) is methods.config_class(method)
+    assert (type(config).__doc__ or "").strip(), "a method says what it is in one line"
+    assert dataclasses.is_dataclass(config)
+    assert str(config).startswith(method)
+    # by name, by its options as plain JSON, and as it is: the same method
+    plain = json.loads(json.dumps(config.options()))
+    assert methods.resolve(plain) == methods.resolve(method) == methods.resolve(config) == config
+    assert hash(methods.resolve(plain)) == hash(config)
+
+
+@every_method
+def test_unknown_options_are_refused_by_name(method: str) -> None:
+    pattern = rf"unknown option of method '{method}' 'blph'.*Known: "
+    with pytest.raises(ValueError, match=pattern):
+        methods.get(method, blph=1)
+    with pytest.raises(ValueError, match=pattern):
+        methods.resolve({"name": method, "blph": 1})
+    with pytest.raises(ValueError, match=pattern):
+        unflip.binarize(float_net(), method, blph=1)
+
+
+@every_method
+def test_zero_goes_with_the_positive(method: str) -> None:
+    layer = BinaryLinear(16, 12, method=method)
+    weights, inputs = [], []
+    for value in (0.0, -0.0, 1e-30):
+        weight = layer.weight.detach().clone()
+        weight[::3, ::2] = value
+        weights.append(layer.weight_binarizer.code(weight).signs)
+        x = torch.tensor([[value, 1.0], [-1.0, value]])
+        inputs.append(layer.input_binarizer(x))
+    for signs, binary in zip(weights[:2], inputs[:2], strict=True):
+        assert torch.equal(signs, weights[2])
+        torch.testing.assert_close(binary, inputs[2])
+    assert set(weights[0].unique().tolist()) == {-1, 1}
+
+
+@every_method
+def test_nan_is_refused_by_name(method: str) -> None:
+    model = binary_net(method)
+    x = images()
+    x[1, 2, 3, 4] = math.nan
+    with pytest.raises(ValueError, match=r"input of layer '2' \(BinaryConv2d\) has NaN.*no sign"):
+        model(x)
+    layer = model.get_submodule("6")
+    assert isinstance(layer, BinaryLinear)
+    with torch.no_grad():
+        layer.weight[1, 2] = math.nan
+    with pytest.raises(ValueError, match=r"weight of layer '6' \(BinaryLinear\) has NaN"):
+        model(images())
+    with pytest.raises(ValueError, match="layer '6' has NaN weights.*cannot be frozen"):
+        unflip.freeze(model)
+    alone = BinaryLinear(4, 3, method=method)
+    with pytest.raises(ValueError, match=r"input of layer BinaryLinear\("):
+        alone(torch.full((1, 4), math.nan))
+
+
+@every_method
+@pytest.mark.parametrize("what", ["input", "weight"])
+def test_nan_stays_nan_when_compiled(method: str, what: str) -> None:
+    layer = BinaryLinear(8, 6, method=method)
+    x = torch.randn(3, 8)
+    if what == "input":
+        x[1, 2] = math.nan
+    else:
+        with torch.no_grad():
+            layer.weight[1, 2] = math.nan
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        out = compiled(x)
+        bits = layer.weight_binarizer.code(layer.weight).signs
+    if what == "input":
+        assert out[1].isnan().all()
+        assert not out[[0, 2]].isnan().any()
+    else:
+        assert out[:, 1].isnan().all()
+        assert bits[:, 1, 2].isnan().all()
+
+
+@every_method
+def test_nan_stays_nan_when_frozen(method: str) -> None:
+    frozen = unflip.freeze(BinaryLinear(8, 6, method=method))
+    x = torch.randn(3, 8)
+    x[1, 2] = math.nan
+    assert frozen(x)[1].isnan().all()
+    assert not frozen(x)[[0, 2]].isnan().any()
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(method: str, dtype: torch.dtype) -> None:
+    model = binary_net(method).to(dtype)
+    x = (3 * images()).to(dtype).requires_grad_()
+    out = model(x)
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    (out.float().square().mean() + unflip.auxiliary_loss(model).float()).backward()
+    for name, tensor in [("input", x), *model.named_parameters()]:
+        assert tensor.grad is not None, name
+        assert tensor.grad.dtype == dtype
+        assert tensor.grad.isfinite().all(), name
+    for _, layer in binary_layers(model):
+        assert layer.binary_weight().dtype == dtype
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.abs().sum() > 0
+    model.eval()
+    assert torch.equal(unflip.freeze(model)(x), model(x))
+
+
+@every_method
+def test_large_inputs_and_weights_stay_finite(method: str) -> None:
+    layer = BinaryLinear(8, 6, method=method)
+    with torch.no_grad():
+        layer.weight.mul_(1e6)
+    x = (1e6 * torch.randn(4, 8)).requires_grad_()
+    out = layer(x)
+    assert out.isfinite().all()
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.isfinite().all()
+
+
+def check_compiled(model: nn.Module, x: Tensor, backend: str, tolerance: float) -> None:
+    """One training step's loss and gradients, eager and compiled."""
+    twin = copy.deepcopy(model)
+
+    def eager(x: Tensor) -> Tensor:
+        return model(x).square().mean() + unflip.auxiliary_loss(model)
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def compiled(x: Tensor) -> Tensor:
+        return twin(x).square().mean() + unflip.auxiliary_loss(twin)
+
+    loss, grads = gradients(model, x, eager)
+    compiled_loss, compiled_grads = gradients(twin, x, compiled)
+    torch.testing.assert_close(compiled_loss, loss, rtol=tolerance, atol=tolerance)
+    assert compiled_grads.keys() == grads.keys()
+    for name, layer in binary_layers(model):
+        prefix = f"{name}." if name else ""
+        assert grads[f"{prefix}weight"].abs().sum() > 0, name
+        for parameter, _ in layer.weight_binarizer.named_parameters():
+            assert f"{prefix}weight_binarizer.{parameter}" in grads
+    for name, grad in grads.items():
+        torch.testing.assert_close(
+            compiled_grads[name], grad, rtol=tolerance, atol=tolerance * float(grad.abs().max())
+        )
+
+
+@every_method
+def test_compiled_gradients_equal_eager_ones(method: str) -> None:
+    check_compiled(binary_net(method), images(), "aot_eager", tolerance=1e-6)
+
+
+@pytest.mark.parametrize("method", ["dorefa", "lns"])
+def test_compiled_with_inductor(method: str) -> None:
+    layer = BinaryLinear(16, 12, method=method)
+    check_compiled(layer, torch.randn(8, 16), "inductor", tolerance=1e-4)
+
+
+@every_method
+def test_compiled_evaluation_equals_eager(method: str) -> None:
+    model, x = binary_net(method).eval(), images()
+    for net in (model, unflip.freeze(model)):
+        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), net(x), rtol=1e-6, atol=1e-6)
+
+
+@every_method
+def test_export(method: str) -> None:
+    model, x = binary_net(method).eval(), images()
+    for net in (model, unflip.freeze(model)):
+        batch = torch.export.Dim("batch", min=2, max=64)
+        exported = torch.export.export(net, (x,), dynamic_shapes=({0: batch},))
+        assert torch.equal(exported.module()(x), net(x))
+        other = images(7)
+        torch.testing.assert_close(exported.module()(other), net(other))
+
+
+@every_method
+def test_freeze_is_exact(method: str) -> None:
+    model = binary_net(method)
+    model(images(16))  # BatchNorm statistics that are not their initial values
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    frozen = unflip.freeze(model)
+    assert model.training, "the model is left as it is"
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    x = images(32)
+    assert torch.equal(frozen(x), model.eval()(x))
+    with torch.no_grad():
+        assert torch.equal(frozen(x), model(x))
+    assert unflip.flip_rate(model, frozen) == 0
+
+
+@every_method
+def test_training_moves_the_weights_and_freezes_exactly(method: str) -> None:
+    model = binary_net(method)
+    before = {n: layer.weight.detach().clone() for n, layer in binary_layers(model)}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    x, target = images(32), torch.randint(5, (32,))
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), target) + unflip.auxiliary_loss(model)
+        loss.backward()
+        optimizer.step()
+        unflip.after_step(model)
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for name, layer in binary_layers(model):
+        assert not torch.equal(layer.weight, before[name])
+    assert torch.equal(unflip.freeze(model)(x), model.eval()(x))
+
+
+@every_method
+def test_state_dict_has_the_keys_of_the_float_twin(method: str) -> None:
+    state, float_state = binary_net(method).state_dict(), float_net().state_dict()
+    assert "2.weight" in state
+    own = {k for k in state if "weight_binarizer" not in k and "input_binarizer" not in k}
+    assert own == set(float_state)
+    assert all(state[k].shape == v.shape for k, v in float_state.items())
+
+
+@every_method
+def test_weights_of_the_float_twin_and_back(method: str) -> None:
+    source, model, back = float_net(), binary_net(method), float_net()
+    source(images(16))
+    expected = source.state_dict()
+    binarizers = {k: v.clone() for k, v in model.state_dict().items() if "_binarizer." in k}
+    unflip.load_twin(model, expected)
+    state = model.state_dict()
+    assert all(torch.equal(state[k], v) for k, v in expected.items())
+    assert all(torch.equal(state[k], v) for k, v in binarizers.items())
+    unflip.load_twin(back, state)
+    assert all(torch.equal(v, expected[k]) for k, v in back.state_dict().items())
+    x = images()
+    assert torch.equal(back.eval()(x), source.eval()(x))
+
+
+@every_method
+def test_its_own_state_dict_loads(method: str) -> None:
+    model, other = binary_net(method), binary_net(method)
+    model(images(16))
+    other.load_state_dict(model.state_dict())
+    x = images()
+    assert torch.equal(other.eval()(x), model.eval()(x))
+
+
+@every_method
+def test_cost(method: str) -> None:
+    model, x = binary_net(method), images(1)
+    spent = unflip.cost(model, x)
+    assert spent == unflip.cost(model, images(5)), "the batch size does not matter"
+    kinds = {"BinaryConv2d": "FrozenConv2d", "BinaryLinear": "FrozenLinear"}
+    layers = [dataclasses.replace(c, kind=kinds.get(c.kind, c.kind)) for c in spent.layers]
+    assert unflip.cost(unflip.freeze(model), x) == dataclasses.replace(spent, layers=tuple(layers))
+    full = unflip.cost(float_net(), x)
+    assert spent.memory_bits < full.memory_bits
+    assert spent.flops < full.flops
+    for layer, twin in zip(spent.layers, full.layers, strict=True):
+        assert layer.name == twin.name
+        assert layer.macs == twin.macs
+
+
+@every_method
+def test_copies(method: str) -> None:
+    model = binary_net(method).eval()
+    x = images()
+    expected = model(x)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    twins = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(buffer, weights_only=False),
+    ]
+    for twin in twins:
+        assert torch.equal(twin(x), expected)
+        assert all(layer.method == methods.get(method) for _, layer in binary_layers(twin))
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.add_(1)
+        assert torch.equal(model(x), expected), "a copy shares nothing"
+    frozen = unflip.freeze(model)
+    for twin in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
+        assert torch.equal(twin(x), expected)
+
+
+@every_method
+def test_the_discrete_form_is_the_weight(method: str) -> None:
+    for _, layer in binary_layers(binary_net(method)):
+        code = layer.code()
+        assert code.signs.shape[1:] == layer.weight.shape
+        assert (code.signs.abs() == 1).all()
+        assert code.scales.dim() == layer.weight.dim() + 1
+        assert len(code.scales) == len(code.signs)
+        assert code.scales.expand(code.signs.shape).shape == code.signs.shape
+        assert not code.signs.requires_grad
+        dense = sum(scale * signs for scale, signs in zip(code.scales, code.signs, strict=True))
+        assert torch.equal(layer.binary_weight(), dense)
+
+
+@every_method
+def test_repr_says_the_method(method: str) -> None:
+    model = binary_net(method)
+    assert f"method={methods.get(method)}" in repr(model)
+    assert "frozen, method=" in repr(unflip.freeze(model))
+
+
+@every_method
+def test_layers_without_binarize(method: str) -> None:
+    layer = unflip.BinaryConv2d(4, 6, 3, padding=1, method=method)
+    assert isinstance(layer, nn.Conv2d)
+    assert isinstance(layer, BinaryLayer)
+    assert layer(torch.randn(2, 4, 5, 5)).shape == (2, 6, 5, 5)
+
+
+def test_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"unknown method 'dorefaa'. Did you mean 'dorefa'\?.*lns"):
+        methods.get("dorefaa")
+    with pytest.raises(ValueError, match="unknown method 'qqq'. Known: .*dorefa.*xnor"):
+        unflip.binarize(float_net(), "qqq")
+    with pytest.raises(TypeError, match="method=3 should be a name .*dorefa.*'name'"):
+        methods.resolve(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="should be a name"):
+        methods.resolve({"inputs": "01"})
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="method 'dorefa' is already registered by .*DoReFa"):
+        register("dorefa")(methods.config_class("xnor"))
+    assert methods.config_class("xnor").name == "xnor"
