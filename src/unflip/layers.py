@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, resolve
 
-
 EXACT_IN_HALF = 2048  # every integer up to this is a float16; the next one is not
 
 
@@ -49,32 +48,7 @@ class BinaryLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._refuse_nan(x, "input")
-        if torch.is_autocast_enabled(x.device.type):
-            return self._autocast_forward(x)
         return multiply_binary(self, x, self.binary_weight())
-
-    def _autocast_forward(self, x: Tensor) -> Tensor:
-        """Half precision where that is exact: a sum of at most 2048 values of −1, 0 and +1.
-
-        float16 holds every integer up to 2048, and the products are accumulated in float32, so the layer
-        multiplies signs and applies the scale afterwards. Weights are always binarized in full precision
-        (half could change a sign), and layers whose sums would not be exact stay in float32.
-        """
-        device = x.device.type
-        with torch.autocast(device, enabled=False):
-            weight = self.binary_weight()
-            scales = self.weight_binarizer.code(self.weight).scales.detach()
-            fan_in = weight[0].numel()
-            if len(scales) > 1 or not self.input_binarizer.unit or fan_in > EXACT_IN_HALF:
-                return multiply_binary(self, x.float(), weight)
-            # Q / E is exactly ±1, and its gradient is that of Q.
-            unit = (weight / scales[0]).to(torch.float16)
-            y = self._multiply(self.input_binarizer(x).to(torch.float16), unit, None)
-            y = y * self._output_view(scales[0].flatten())
-            factor = self.input_binarizer.output_scale(x.float(), self)
-            y = y if factor is None else y * factor
-            y = y if self.bias is None else y + self._output_view(self.bias)
-            return y.to(torch.float16)
 
     def _refuse_nan(self, tensor: Tensor, what: str) -> None:
         """A NaN has no sign. On a GPU or compiled, where asking would stall, it stays NaN instead."""
@@ -148,14 +122,45 @@ def inside_binarizer(name: str) -> bool:
 def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     """Binary input times binary weight, with the method's output factor if it has one.
 
-    Trained and frozen layers both end here, so they cannot differ.
+    Trained and frozen layers both end here, so they cannot differ. Under autocast the product is taken in
+    half precision where that is exact, in full precision elsewhere.
     """
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return _multiply(layer, x, weight)
+    half = torch.get_autocast_dtype(device) == torch.float16
+    with torch.autocast(device, enabled=False):
+        scales = layer.code().scales
+        exact = len(scales) == 1 and weight[0].numel() <= EXACT_IN_HALF
+        if half and exact and layer.input_binarizer.unit:
+            return _multiply_in_half(layer, x, weight, scales[0])
+        return _multiply(layer, x.to(weight.dtype), weight)
+
+
+def _multiply(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     scale = layer.input_binarizer.output_scale(x, layer)
     binary = layer.input_binarizer(x)
     if scale is None:
         return layer._multiply(binary, weight, layer.bias)
     y = layer._multiply(binary, weight, None) * scale
     return y if layer.bias is None else y + layer._output_view(layer.bias)
+
+
+def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """A sum of at most 2048 values of −1, 0 and +1, which float16 holds exactly.
+
+    The products are accumulated in float32, so the layer multiplies signs and applies the scale
+    afterwards. Weights are always binarized in full precision (half could change a sign).
+    """
+    # Q / E is exactly ±1, and its gradient is that of Q. A filter of zeros has E = 0.
+    unit = weight / scale.clamp_min(torch.finfo(scale.dtype).tiny)
+    y = layer._multiply(
+        layer.input_binarizer(x).to(torch.float16), unit.to(torch.float16), None
+    ) * layer._output_view(scale.flatten())
+    factor = layer.input_binarizer.output_scale(x.to(weight.dtype), layer)
+    y = y if factor is None else y * factor
+    y = y if layer.bias is None else y + layer._output_view(layer.bias)
+    return y.to(torch.float16)
 
 
 class ConvProduct:

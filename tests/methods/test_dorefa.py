@@ -105,7 +105,7 @@ def test_input_bits_out_of_range(bits: int) -> None:
 
 
 def test_pm1_has_one_bit() -> None:
-    with pytest.raises(ValueError, match="'pm1' has one bit, but input_bits=2.*'01'"):
+    with pytest.raises(ValueError, match=r"'pm1' has one bit, but input_bits=2.*'01'"):
         DoReFa(inputs="pm1", input_bits=2)
 
 

@@ -36,6 +36,9 @@ def float_net() -> nn.Sequential:
         nn.Conv2d(8, 8, 3, padding=1),
         nn.BatchNorm2d(8),
         nn.Conv2d(8, 4, (1, 3), stride=2, groups=2, bias=False),
+        nn.BatchNorm2d(
+            4
+        ),  # centred inputs for the next layer: with all on one side it learns nothing
         nn.Flatten(),
         nn.Linear(24, 10),
         nn.BatchNorm1d(10),
@@ -115,13 +118,13 @@ def test_nan_is_refused_by_name(method: str) -> None:
     x[1, 2, 3, 4] = math.nan
     with pytest.raises(ValueError, match=r"input of layer '2' \(BinaryConv2d\) has NaN.*no sign"):
         model(x)
-    layer = model.get_submodule("6")
+    layer = model.get_submodule("7")
     assert isinstance(layer, BinaryLinear)
     with torch.no_grad():
         layer.weight[1, 2] = math.nan
-    with pytest.raises(ValueError, match=r"weight of layer '6' \(BinaryLinear\) has NaN"):
+    with pytest.raises(ValueError, match=r"weight of layer '7' \(BinaryLinear\) has NaN"):
         model(images())
-    with pytest.raises(ValueError, match="layer '6' has NaN weights.*cannot be frozen"):
+    with pytest.raises(ValueError, match=r"layer '7' has NaN weights.*cannot be frozen"):
         unflip.freeze(model)
     alone = BinaryLinear(4, 3, method=method)
     with pytest.raises(ValueError, match=r"input of layer BinaryLinear\("):
@@ -268,6 +271,41 @@ def test_freeze_is_exact(method: str) -> None:
 
 
 @every_method
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast(method: str, dtype: torch.dtype) -> None:
+    """Close to full precision, the same signs, and still exact when frozen."""
+    model, x = binary_net(method).eval(), images()
+    layer = model.get_submodule("2")
+    assert isinstance(layer, BinaryLayer)
+    signs, frozen = unflip.signs(model), unflip.freeze(model)
+    hidden = torch.randn(4, 8, 6, 6)
+    expected = layer(hidden)
+    with torch.autocast("cpu", dtype=dtype):
+        assert unflip.flip_rate(signs, model) == 0
+        out = layer(hidden)
+        assert torch.equal(model(x), frozen(x))
+        loss = model.train()(x).float().square().mean()
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+    assert out.dtype in (dtype, torch.float32), "never a half the user did not ask for"
+    loss.backward()
+    for name, binary in binary_layers(model):
+        assert binary.weight.grad is not None
+        assert binary.weight.grad.isfinite().all(), name
+        assert binary.weight.grad.abs().sum() > 0, name
+
+
+@every_method
+def test_a_filter_of_zeros(method: str) -> None:
+    layer = BinaryLinear(8, 6, method=method)
+    with torch.no_grad():
+        layer.weight[2] = 0
+    x = torch.randn(4, 8)
+    assert layer(x).isfinite().all()
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert layer(x).isfinite().all()
+
+
+@every_method
 def test_training_moves_the_weights_and_freezes_exactly(method: str) -> None:
     model = binary_net(method)
     before = {n: layer.weight.detach().clone() for n, layer in binary_layers(model)}
@@ -394,15 +432,15 @@ def test_layers_without_binarize(method: str) -> None:
 def test_unknown_method_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown method 'dorefaa'. Did you mean 'dorefa'\?.*lns"):
         methods.get("dorefaa")
-    with pytest.raises(ValueError, match="unknown method 'qqq'. Known: .*dorefa.*xnor"):
+    with pytest.raises(ValueError, match=r"unknown method 'qqq'. Known: .*dorefa.*xnor"):
         unflip.binarize(float_net(), "qqq")
-    with pytest.raises(TypeError, match="method=3 should be a name .*dorefa.*'name'"):
+    with pytest.raises(TypeError, match=r"method=3 should be a name .*dorefa.*'name'"):
         methods.resolve(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="should be a name"):
         methods.resolve({"inputs": "01"})
 
 
 def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="method 'dorefa' is already registered by .*DoReFa"):
+    with pytest.raises(ValueError, match=r"method 'dorefa' is already registered by .*DoReFa"):
         register("dorefa")(methods.config_class("xnor"))
     assert methods.config_class("xnor").name == "xnor"
