@@ -2,10 +2,10 @@
 
     python benchmarks/train_speed.py [--seeds 5] [--epochs 5] [--json FILE]
 
-Speed does not depend on what the images show, so they are random: 50,000 of 3×32×32, batch 128. Both loops train
-the same network on the same GPU in the same run. The plain loop is what most code does, minus its worst
-habits: images already on the GPU, no host synchronisation, fp32, torch's own SGD. Evaluation and checkpoints are
-outside the timed part of both.
+Speed does not depend on what the images show, so they are random: 50,000 of 3×32×32, batch 128. Both
+loops train the same network on the same GPU in the same run. The plain loop is what most code does,
+minus its worst habits: images already on the GPU, no host synchronisation, fp32, torch's own SGD.
+Evaluation and checkpoints are outside the timed part of both.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ def _synchronize() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=5, help="seeds in one process (default 5)")
-    parser.add_argument("--epochs", type=int, default=5, help="timed epochs, of which the median counts")
+    parser.add_argument(
+        "--epochs", type=int, default=5, help="timed epochs, of which the median counts"
+    )
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--skip-plain", action="store_true")
@@ -166,7 +168,9 @@ def main() -> None:
     rows["LNS / fine-tuning, 1 seed"] = rows["LNS, 1 seed"] / rows["fine-tuning, 1 seed"]
     print("\n" + "\n".join(f"| {label} | {value:.3f} |" for label, value in rows.items()))
     if args.json:
-        args.json.write_text(json.dumps({"device": name, "torch": torch.__version__, **rows}, indent=1))
+        args.json.write_text(
+            json.dumps({"device": name, "torch": torch.__version__, **rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ class BinaryConv2d(ConvProduct, BinaryLayer, nn.Conv2d):
         self.set_method(method)
 
 
-class BinaryLinear(LinearProduct, BinaryLayer, nn.Linear):
+class BinaryLinear(LinearProduct, BinaryLayer, nn.Linear):  # type: ignore[misc]
     """``nn.Linear`` with binary weights and inputs."""
 
     def __init__(

@@ -56,9 +56,10 @@ class Images:
         rows = top[:, None] + span
         columns = left[:, None] + torch.where(flip[:, None] > 0, self.size - 1 - span, span)
         raw = self.train[index[:, None, None], rows[:, :, None], columns[:, None, :]]
-        inside = _inside(rows, self.padding, self.size)[:, :, None] & _inside(
-            columns, self.padding, self.size
-        )[:, None, :]
+        inside = (
+            _inside(rows, self.padding, self.size)[:, :, None]
+            & _inside(columns, self.padding, self.size)[:, None, :]
+        )
         images = (raw.float() - self.mean) / self.std * inside[..., None]
         return images.permute(0, 3, 1, 2), self.train_labels[index]
 

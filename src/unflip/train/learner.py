@@ -52,7 +52,7 @@ class Learner:
 
     def __init__(self, recipe: Recipe, model: nn.Module, images: Images, device: torch.device):
         self.recipe, self.images, self.device = recipe, images, device
-        self.model = model.to(device, memory_format=torch.channels_last)
+        self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = device.type == "cuda" and recipe.precision == "float16"
         self.objective: nn.Module = Objective(self.model)
         self.layers = [n for n, _ in binary_layers(self.model)]

@@ -54,6 +54,7 @@ class Seed:
     ) -> None:
         self.recipe, self.seed, self.folder, self.learner = recipe, seed, folder, learner
         self.watch = Watch(recipe, classes)
+        self.board: Any = None
         self.signs: dict[str, Tensor] = {}
         self.latent: list[Tensor] = []
         self.remember()
@@ -104,6 +105,7 @@ class Seed:
         learner = self.learner
         line = {"epoch": epoch + 1, **self._figures(), "seconds": round(seconds, 4)}
         _append(self.folder / "metrics.jsonl", line)
+        self._to_tensorboard(line)
         latent = [layer.weight for _, layer in binary_layers(learner.model)]
         binary = bool(latent)
         self.watch.check(
@@ -114,6 +116,26 @@ class Seed:
         )
         self.remember()
         return line
+
+    def open_tensorboard(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError(
+                "--tensorboard needs the tensorboard package: pip install 'unflip[tensorboard]'"
+            ) from None
+        self.board = SummaryWriter(str(self.folder))
+
+    def _to_tensorboard(self, line: dict[str, Any]) -> None:
+        if self.board is None:
+            return
+        for key, value in line.items():
+            if key == "auxiliary_loss":
+                for layer, loss in value.items():
+                    self.board.add_scalar(f"auxiliary_loss/{layer}", loss, line["epoch"])
+            elif key != "epoch":
+                self.board.add_scalar(key, value, line["epoch"])
+        self.board.flush()
 
     def _figures(self) -> dict[str, Any]:
         learner = self.learner
@@ -163,6 +185,7 @@ def train(
     start: Path | None = None,
     device: str | None = None,
     eager: bool = False,
+    tensorboard: bool = False,
     checkpoint_seconds: float = 20.0,
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
@@ -178,10 +201,12 @@ def train(
     if waiting:
         images = Images(shown, chosen)
         runs = [_prepare(recipe, s, shown, images, out, start, chosen, quiet) for s in waiting]
+        if tensorboard:
+            for run in runs:
+                run.open_tensorboard()
         with lock([run.folder for run in runs]), _stop_signals() as stop:
-            for run, result in zip(
-                runs, _run(recipe, runs, stop, eager, checkpoint_seconds, quiet), strict=True
-            ):
+            finished = _run(recipe, runs, stop, eager, checkpoint_seconds, quiet)
+            for run, result in zip(runs, finished, strict=True):
                 results[run.seed] = result
     return [result for result in results.values() if result is not None]
 
@@ -331,9 +356,7 @@ def _restore_position(recipe: Recipe, runs: list[Seed], epoch: int, step: int) -
     """Where in the epoch's plan to go on; sums were restored and must survive ``start_epoch``."""
     if epoch >= recipe.epochs:
         return
-    sums = [
-        (run.learner.loss_sum.clone(), run.learner.auxiliary_sum.clone()) for run in runs
-    ]
+    sums = [(run.learner.loss_sum.clone(), run.learner.auxiliary_sum.clone()) for run in runs]
     _start_epoch(recipe, runs, epoch)
     if step:
         for run, (loss, auxiliary) in zip(runs, sums, strict=True):

@@ -126,9 +126,7 @@ class Recipe(_Part):
 def recipe_names() -> list[str]:
     """The recipes that ship with unflip."""
     folder = resources.files("unflip") / "recipes"
-    return sorted(
-        Path(str(f)).stem for f in folder.iterdir() if f.name.endswith(".yaml")
-    )
+    return sorted(Path(str(f)).stem for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
 def load_recipe(source: str | Path, overrides: list[str] | None = None) -> Recipe:
@@ -163,7 +161,9 @@ def _read(source: str | Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise RecipeError(f"{source} is not YAML: {error}") from None
     if not isinstance(values, dict):
-        raise RecipeError(f"{source} should be a YAML mapping of fields, not {type(values).__name__}")
+        raise RecipeError(
+            f"{source} should be a YAML mapping of fields, not {type(values).__name__}"
+        )
     return {"name": name, **values}
 
 
@@ -171,7 +171,9 @@ def _override(values: dict[str, Any], override: str) -> None:
     """Apply ``optimizer.lr=0.01`` to the nested mapping."""
     path, equals, text = override.partition("=")
     if not equals or not path:
-        raise RecipeError(f"override {override!r} should look like field=value, e.g. optimizer.lr=0.01")
+        raise RecipeError(
+            f"override {override!r} should look like field=value, e.g. optimizer.lr=0.01"
+        )
     *parents, field = path.split(".")
     target = values
     for parent in parents:

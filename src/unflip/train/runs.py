@@ -47,9 +47,7 @@ def _describe(folder: Path) -> Run:
     else:
         state = "running" if _locked(folder) else "interrupted"
     recipe = saved["recipe"]
-    return Run(
-        folder, recipe["name"], saved["seed"], state, len(lines), recipe["epochs"], accuracy
-    )
+    return Run(folder, recipe["name"], saved["seed"], state, len(lines), recipe["epochs"], accuracy)
 
 
 def recipe_difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:

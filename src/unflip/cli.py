@@ -1,0 +1,261 @@
+"""The ``unflip`` command: each verb is one public function."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from unflip import __version__, methods, models
+from unflip.cost import Cost
+from unflip.cost import cost as count_cost
+from unflip.data import load as load_data
+from unflip.train.checkpoint import CheckpointError
+from unflip.train.loop import TrainingStopped
+from unflip.train.loop import train as train_recipe
+from unflip.train.recipe import Recipe, load_recipe, recipe_names
+from unflip.train.runs import find_runs
+
+app = typer.Typer(
+    help="Train, correct and deploy 1-bit neural networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console(soft_wrap=True)
+
+
+def run() -> None:
+    """Run the command; errors we foresee are one line, without a traceback."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as stop:  # --help, --version
+        sys.exit(stop.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt as stop:
+        print(f"\nunflip: {stop or 'stopped'}; run the same command to go on", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, TypeError, CheckpointError, TrainingStopped, OSError) as error:
+        print(f"unflip: {error}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as error:
+        shown = getattr(error, "format_message", None)  # click's usage errors
+        if shown is None:
+            raise
+        print(f"unflip: {shown()}\nTry 'unflip --help'.", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command("methods")
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="Describe this one.")] = None,
+) -> None:
+    """List the binarization methods, or describe one: formulas, paper, options."""
+    if name is not None:
+        cls = methods.config_class(name)
+        print(inspect.getdoc(inspect.getmodule(cls)))
+        print("\nOptions")
+        for field in dataclasses.fields(cls):
+            print(f"  {field.name} = {field.default!r}   ({field.type})")
+        return
+    table = Table("method", "what it does", box=None)
+    for known in methods.names():
+        table.add_row(known, (methods.config_class(known).__doc__ or "").splitlines()[0])
+    console.print(table)
+
+
+@app.command("recipes")
+def list_recipes() -> None:
+    """List the recipes that ship with unflip."""
+    table = Table("recipe", "about", box=None)
+    for name in recipe_names():
+        table.add_row(name, load_recipe(name).about)
+    console.print(table)
+
+
+@app.command()
+def cost(
+    model: Annotated[str, typer.Argument(help=f"One of {', '.join(models.names())}.")],
+    method: Annotated[str, typer.Option(help="A method, or 'float' for the float twin.")] = "float",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Method option, e.g. --option input_bits=2 (repeat for more)."),
+    ] = None,
+    model_option: Annotated[
+        list[str] | None, typer.Option(help="Model option, e.g. --model-option variant=bireal.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Count memory (bits) and FLOPs as the papers do, on one image of the model's published size."""
+    chosen: Any = {"name": method, **_pairs(option)} if option else method
+    with torch.device("meta"):  # shapes are all that counts: nothing is allocated
+        network = models.create(model, chosen, **_pairs(model_option))
+        counted = count_cost(network, torch.empty(1, *models.input_shape(model)))
+    if as_json:
+        print(json.dumps({"model": model, "method": method, **dataclasses.asdict(counted)}))
+        return
+    _print_cost(f"{model}, {method}", counted)
+
+
+def _print_cost(title: str, counted: Cost) -> None:
+    table = Table(
+        "layer", "kind", "weight bits", "input bits", "Kbit", "M MACs", "M FLOPs", title=title
+    )
+    for layer in counted.layers:
+        table.add_row(
+            layer.name,
+            layer.kind,
+            str(layer.weight_bits),
+            str(layer.input_bits),
+            f"{layer.memory_bits / 1e3:,.1f}",
+            f"{layer.macs / 1e6:,.2f}",
+            f"{layer.flops / 1e6:,.2f}",
+        )
+    console.print(table)
+    console.print(
+        f"memory {counted.memory_bits / 1e6:.2f} Mbit ({counted.memory_bits / 2**20:.1f} Mibit, "
+        f"{counted.memory_bits / 8e6:.2f} MB)   FLOPs {counted.flops / 1e6:.1f} M"
+    )
+
+
+def _pairs(texts: list[str] | None) -> dict[str, Any]:
+    """key=value texts; numbers and true/false become what they say."""
+    pairs: dict[str, Any] = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"option {text!r} should look like name=value")
+        try:
+            pairs[key] = json.loads(value)
+        except json.JSONDecodeError:
+            pairs[key] = value
+    return pairs
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, or a .yaml file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="field=value, e.g. epochs=10 optimizer.lr=0.05")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/RECIPE")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Finished run to start from, for recipes that fine-tune.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Train seeds 0..N-1 side by side.")] = 1,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
+    eager: Annotated[bool, typer.Option(help="On a GPU: no compilation, no CUDA graph.")] = False,
+    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard files.")] = False,
+) -> None:
+    """Train a recipe. The same command goes on where it was killed; Ctrl-C saves first.
+
+    A recipe that starts from another one (LNS from its baseline) trains that first if it has not been.
+    """
+    loaded = load_recipe(recipe, overrides)
+    folder = out or Path("runs") / loaded.name
+    images = load_data(loaded.data.name, data)
+    if loaded.start and start is None:
+        start = folder.parent / loaded.start
+        if _unfinished(start, seeds):
+            print(
+                f"{loaded.name} starts from {loaded.start}, which is not finished in {start}: first that"
+            )
+            shared = [o for o in overrides or [] if o.startswith(("data.", "model."))]
+            _train(
+                load_recipe(loaded.start, shared),
+                images,
+                start,
+                None,
+                seeds,
+                device,
+                eager,
+                tensorboard,
+            )
+    _train(loaded, images, folder, start, seeds, device, eager, tensorboard)
+
+
+def _unfinished(folder: Path, seeds: int) -> bool:
+    return any(not (folder / f"seed-{s}" / "result.json").exists() for s in range(seeds))
+
+
+def _train(
+    recipe: Recipe,
+    images: Any,
+    out: Path,
+    start: Path | None,
+    seeds: int,
+    device: str | None,
+    eager: bool,
+    tensorboard: bool,
+) -> None:
+    results = train_recipe(
+        recipe,
+        images,
+        out,
+        seeds=range(seeds),
+        start=start,
+        device=device,
+        eager=eager,
+        tensorboard=tensorboard,
+    )
+    table = Table(
+        "seed", f"{results[0]['evaluated_on']} accuracy", "loss", "seconds", title=recipe.name
+    )
+    for result in results:
+        table.add_row(
+            str(result["seed"]),
+            f"{result['accuracy']:.2f} %",
+            f"{result['loss']:.4f}",
+            f"{result['seconds']:.0f}",
+        )
+    console.print(table)
+    console.print(f"in {out}")
+
+
+@app.command()
+def runs(root: Annotated[Path, typer.Argument(help="Folder to look in.")] = Path("runs")) -> None:
+    """List runs with their state and result."""
+    found = find_runs(root)
+    if not found:
+        raise ValueError(f"no runs in {root}; train one with 'unflip train RECIPE'")
+    table = Table("run", "recipe", "seed", "state", "epoch", "accuracy", box=None)
+    for run_ in found:
+        table.add_row(
+            str(run_.folder),
+            run_.recipe,
+            str(run_.seed),
+            run_.state,
+            f"{run_.epoch}/{run_.epochs}",
+            "" if run_.accuracy is None else f"{run_.accuracy:.2f} %",
+        )
+    console.print(table)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where everything it makes goes.")] = Path("demo"),
+) -> None:
+    """The whole idea on scikit-learn's digits: a float network, its binary twin, and LNS."""
+    from unflip.demo import run_demo
+
+    run_demo(out)

@@ -1,0 +1,175 @@
+"""The demo: on scikit-learn's digits, a float network, its binary baseline, fine-tuning and LNS."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from unflip.binarize import flips_by_layer
+from unflip.cost import Cost, cost
+from unflip.data import ImageSet
+from unflip.data import load as load_data
+from unflip.freeze import freeze
+from unflip.train import checkpoint as checkpoints
+from unflip.train.learner import build_model
+from unflip.train.loop import train
+from unflip.train.recipe import Recipe, load_recipe
+
+RECIPES = ("digits-float", "digits-dorefa", "digits-finetune", "digits-lns")
+LABELS = ("float network", "binary baseline (DoReFa)", "fine-tuning", "LNS")
+
+console = Console(soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run of the demo."""
+
+    label: str
+    recipe: Recipe
+    model: nn.Module
+    result: dict[str, Any]
+    cost: Cost
+    folder: Path
+
+
+def run_demo(out: Path) -> None:
+    """Train the four networks, print what came out, and leave a frozen model and a picture."""
+    _forget_finished(out)
+    data = load_data("digits", None)
+    console.print(
+        f"{len(data.train_labels):,} handwritten digits to learn from, {len(data.test_labels)} to test\n"
+    )
+    trained = [_train(name, label, data, out) for name, label in zip(RECIPES, LABELS, strict=True)]
+    _print_comparison(trained)
+    _print_flips(trained[1], trained[2], trained[3])
+    _save_frozen(trained[0], trained[3], data, out)
+    picture = draw_curves(trained, out / "curves.png")
+    console.print(f"Curves of loss, accuracy and flip rate: {picture}")
+
+
+def _forget_finished(out: Path) -> None:
+    """A finished demo is run afresh; an interrupted one goes on."""
+    folders = [out / name for name in RECIPES]
+    if all((folder / "seed-0" / "result.json").exists() for folder in folders):
+        for folder in folders:
+            shutil.rmtree(folder)
+
+
+def _train(name: str, label: str, data: ImageSet, out: Path) -> Trained:
+    recipe = load_recipe(name)
+    start = out / recipe.start if recipe.start else None
+    [result] = train(recipe, data, out / name, start=start, device="cpu")
+    folder = out / name / "seed-0"
+    saved, problems = checkpoints.load_latest(folder)
+    if saved is None:
+        raise ValueError(f"no usable checkpoint in {folder}: {problems}")
+    model = build_model(recipe, data, seed=0)
+    state = {
+        k.removeprefix("model."): v for k, v in saved.tensors.items() if k.startswith("model.")
+    }
+    model.load_state_dict(state)
+    counted = cost(model, data.test_images[:1].float())
+    return Trained(label, recipe, model.eval(), result, counted, folder)
+
+
+def _print_comparison(trained: list[Trained]) -> None:
+    baseline = trained[1]
+    table = Table("network", "test accuracy", "memory", "FLOPs", "signs changed since the baseline")
+    for one in trained:
+        changed = "" if one is trained[0] or one is baseline else _changed(baseline, one)
+        table.add_row(
+            one.label,
+            f"{one.result['accuracy']:.1f} %",
+            f"{one.cost.memory_bits / 1e3:,.0f} Kbit",
+            f"{one.cost.flops / 1e6:.2f} M",
+            changed,
+        )
+    console.print(table)
+    images = len(load_data("digits", None).test_labels)
+    console.print(
+        f"One seed, {images} test images: one image is {100 / images:.1f} %, so differences of a point "
+        "between the binary networks mean nothing here.\n"
+    )
+
+
+def _changed(before: Trained, after: Trained) -> str:
+    flips = flips_by_layer(before.model, after.model)
+    flipped, total = (sum(v[i] for v in flips.values()) for i in (0, 1))
+    return f"{flipped:,} of {total:,} ({flipped / total:.2%})"
+
+
+def _print_flips(baseline: Trained, finetuned: Trained, lns: Trained) -> None:
+    table = Table("layer", "weights", "changed by fine-tuning", "changed by LNS")
+    plain = flips_by_layer(baseline.model, finetuned.model)
+    mapped = flips_by_layer(baseline.model, lns.model)
+    for name, (flipped, count) in mapped.items():
+        table.add_row(name, f"{count:,}", f"{plain[name][0]:,}", f"{flipped:,}")
+    console.print("Signs changed since the binary baseline, layer by layer")
+    console.print(table)
+
+
+def _save_frozen(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -> None:
+    frozen = freeze(lns.model)
+    images = (data.test_images.float() / 255 - data.mean[0]) / data.std[0]
+    with torch.no_grad():
+        same = torch.equal(frozen(images), lns.model(images))
+    if not same:
+        raise RuntimeError("the frozen network answers differently from the trained one")
+    paths = {
+        out / "digits-lns.safetensors": frozen,
+        out / "digits-float.safetensors": float_twin.model,
+    }
+    for path, model in paths.items():
+        data_bytes = safetensors.torch.save(
+            {k: v.contiguous() for k, v in model.state_dict().items()}
+        )
+        checkpoints.write_atomically(path, data_bytes)
+    small, large = (path.stat().st_size for path in paths)
+    console.print(
+        f"\nFrozen LNS network: {out / 'digits-lns.safetensors'}, {small:,} bytes (the float twin: "
+        f"{large:,}). Its outputs on all {len(images)} test images equal the trained network's exactly."
+    )
+
+
+def draw_curves(trained: list[Trained], path: Path) -> Path:
+    """Training loss, test accuracy and flip rate of every network, by epoch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), constrained_layout=True)
+    keys = (
+        ("loss", "training loss"),
+        ("accuracy", "test accuracy, %"),
+        ("flip_rate", "signs flipped in the epoch, %"),
+    )
+    for one in trained:
+        lines = [
+            json.loads(line) for line in (one.folder / "metrics.jsonl").read_text().splitlines()
+        ]
+        for axis, (key, _) in zip(axes, keys, strict=True):
+            if key in lines[0]:
+                factor = 100 if key == "flip_rate" else 1
+                epochs = [line["epoch"] for line in lines]
+                axis.plot(epochs, [factor * line[key] for line in lines], label=one.label)
+    for axis, (key, title) in zip(axes, keys, strict=True):
+        axis.set_title(title)
+        axis.set_xlabel("epoch")
+        axis.grid(alpha=0.3)
+        if key in ("loss", "flip_rate"):
+            axis.set_yscale("symlog" if key == "flip_rate" else "log")
+    axes[1].legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
