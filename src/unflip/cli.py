@@ -52,7 +52,8 @@ def run() -> None:
         shown = getattr(error, "format_message", None)  # click's usage errors
         if shown is None:
             raise
-        print(f"unflip: {shown()}\nTry 'unflip --help'.", file=sys.stderr)
+        if shown():  # without arguments, click has printed the help already
+            print(f"unflip: {shown()}\nTry 'unflip --help'.", file=sys.stderr)
         sys.exit(2)
 
 

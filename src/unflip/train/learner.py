@@ -13,6 +13,7 @@ from unflip import methods, models
 from unflip.data import ImageSet
 from unflip.layers import after_step, auxiliary_losses, binary_layers
 from unflip.methods.lns import shared_predictions
+from unflip.train import distributed
 from unflip.train.batches import Images
 from unflip.train.recipe import Recipe
 
@@ -52,9 +53,11 @@ class Learner:
 
     def __init__(self, recipe: Recipe, model: nn.Module, images: Images, device: torch.device):
         self.recipe, self.images, self.device = recipe, images, device
+        if recipe.sync_batchnorm and distributed.world_size() > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = device.type == "cuda" and recipe.precision == "float16"
-        self.objective: nn.Module = Objective(self.model)
+        self.objective = distributed.wrap(Objective(self.model), recipe, device)
         self.layers = [n for n, _ in binary_layers(self.model)]
         self.auxiliary_layers = list(auxiliary_losses(self.model))
         self.groups = _parameter_groups(self.model, recipe)
@@ -90,7 +93,7 @@ class Learner:
 
     def planned_losses(self, plan: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy and auxiliary losses of a row of the plan."""
-        images, labels = self.images.batch(plan)
+        images, labels = self.images.batch(distributed.share(plan))
         if not self.half:
             return self.objective(images, labels)
         with torch.autocast("cuda", torch.float16, cache_enabled=False):
@@ -149,6 +152,11 @@ class Learner:
             raise ValueError(f"the checkpoint does not fit the model: {', '.join(odd[:5])} differ")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+
+    def take_from_rank_0(self) -> None:
+        """Every rank goes on from rank 0's state: only rank 0 reads checkpoints and warm-starts."""
+        for tensor in self.state().values():
+            distributed.broadcast(tensor)
 
     def snapshot(self) -> dict[str, Tensor]:
         return {k: v.detach().clone() for k, v in self.state().items()}

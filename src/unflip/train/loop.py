@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unflip.binarize import flips_by_layer, signs
 from unflip.data import ImageSet
@@ -29,6 +29,7 @@ from unflip.layers import binary_layers
 from unflip.methods.lns import warm_start
 from unflip.ste import sign
 from unflip.train import checkpoint as checkpoints
+from unflip.train import distributed
 from unflip.train.batches import Images
 from unflip.train.checkpoint import Checkpoint, CheckpointError
 from unflip.train.engine import Engine
@@ -104,8 +105,9 @@ class Seed:
         """Look at the epoch, write its line, and stop the run if it has gone wrong."""
         learner = self.learner
         line = {"epoch": epoch + 1, **self._figures(), "seconds": round(seconds, 4)}
-        _append(self.folder / "metrics.jsonl", line)
-        self._to_tensorboard(line)
+        if distributed.rank() == 0:
+            _append(self.folder / "metrics.jsonl", line)
+            self._to_tensorboard(line)
         latent = [layer.weight for _, layer in binary_layers(learner.model)]
         binary = bool(latent)
         self.watch.check(
@@ -140,7 +142,7 @@ class Seed:
     def _figures(self) -> dict[str, Any]:
         learner = self.learner
         figures: dict[str, Any] = {
-            "loss": learner.loss_sum.item() / learner.steps,
+            "loss": distributed.average(learner.loss_sum).item() / learner.steps,
             "auxiliary_loss": dict(
                 zip(
                     learner.auxiliary_layers,
@@ -172,7 +174,8 @@ class Seed:
             "torch": torch.__version__,
         }
         data = json.dumps(result, indent=1).encode() + b"\n"
-        checkpoints.write_atomically(self.folder / "result.json", data)
+        if distributed.rank() == 0:
+            checkpoints.write_atomically(self.folder / "result.json", data)
         return result
 
 
@@ -194,17 +197,44 @@ def train(
     A seed that is finished in ``out`` is not run again, one that was interrupted goes on. ``start`` is the
     run folder of the recipe named by ``recipe.start``. Ctrl-C and SIGTERM save before they stop.
     """
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    shown = data.split(recipe.data.validation) if recipe.data.validation else data
-    results = {s: _finished(recipe, out / f"seed-{s}") for s in seeds}
+    with distributed.process_group(device) as chosen:
+        return _train_in_group(
+            recipe,
+            data.split(recipe.data.validation) if recipe.data.validation else data,
+            out,
+            seeds,
+            start,
+            torch.device(chosen or ("cuda" if torch.cuda.is_available() else "cpu")),
+            # Several GPUs talk between kernels: their steps are neither compiled nor captured.
+            eager or distributed.launched(),
+            tensorboard,
+            checkpoint_seconds,
+            quiet or distributed.rank() > 0,
+        )
+
+
+def _train_in_group(
+    recipe: Recipe,
+    data: ImageSet,
+    out: Path,
+    seeds: Sequence[int],
+    start: Path | None,
+    device: torch.device,
+    eager: bool,
+    tensorboard: bool,
+    checkpoint_seconds: float,
+    quiet: bool,
+) -> list[dict[str, Any]]:
+    results = distributed.from_rank_0({s: _finished(recipe, out / f"seed-{s}") for s in seeds})
     waiting = [s for s, result in results.items() if result is None]
     if waiting:
-        images = Images(shown, chosen)
-        runs = [_prepare(recipe, s, shown, images, out, start, chosen, quiet) for s in waiting]
-        if tensorboard:
+        images = Images(data, device)
+        runs = [_prepare(recipe, s, data, images, out, start, device, quiet) for s in waiting]
+        if tensorboard and distributed.rank() == 0:
             for run in runs:
                 run.open_tensorboard()
-        with lock([run.folder for run in runs]), _stop_signals() as stop:
+        held = [run.folder for run in runs] if distributed.rank() == 0 else []
+        with lock(held), _stop_signals() as stop:
             finished = _run(recipe, runs, stop, eager, checkpoint_seconds, quiet)
             for run, result in zip(runs, finished, strict=True):
                 results[run.seed] = result
@@ -237,26 +267,34 @@ def _prepare(
 ) -> Seed:
     model = build_model(recipe, data, seed)
     folder = out / f"seed-{seed}"
+    if distributed.rank() == 0:
+        _first_weights(recipe, model, folder, start, seed, quiet)
+    learner = Learner(recipe, model, images, device)
+    return Seed(recipe, seed, folder, learner, len(data.classes))
+
+
+def _first_weights(
+    recipe: Recipe, model: nn.Module, folder: Path, start: Path | None, seed: int, quiet: bool
+) -> None:
+    """Make the run's folder, and bring the model to where its first epoch starts."""
     state = _start_state(recipe, start, seed)
     if state is not None:
         load_start(model, state)
-    learner = Learner(recipe, model, images, device)
     _make_folder(folder)
     saved = {"recipe": recipe.plain(), "seed": seed}
     checkpoints.write_atomically(
         folder / "recipe.json", json.dumps(saved, indent=1).encode() + b"\n"
     )
-    resuming = checkpoints.available(folder)
-    if recipe.warm_start is not None and not resuming:
-        options = recipe.warm_start
-        reached = warm_start(model, options.steps, options.lr, options.agreement)
-        if not quiet:
-            print(
-                f"seed {seed}: warm start, signs agree on {min(reached.values()):.4%} "
-                f"or more in each of {len(reached)} layers",
-                flush=True,
-            )
-    return Seed(recipe, seed, folder, learner, len(data.classes))
+    if recipe.warm_start is None or checkpoints.available(folder):
+        return
+    options = recipe.warm_start
+    reached = warm_start(model, options.steps, options.lr, options.agreement)
+    if not quiet:
+        print(
+            f"seed {seed}: warm start, signs agree on {min(reached.values()):.4%} "
+            f"or more in each of {len(reached)} layers",
+            flush=True,
+        )
 
 
 def _make_folder(folder: Path) -> None:
@@ -294,7 +332,11 @@ def _run(
     checkpoint_seconds: float,
     quiet: bool,
 ) -> list[dict[str, Any]]:
-    epoch, step = _resume(runs, quiet)
+    epoch, step = distributed.from_rank_0(_resume(runs, quiet))
+    for run in runs:
+        run.learner.take_from_rank_0()
+        if distributed.rank() > 0:
+            run.remember()
     engine = Engine([run.learner for run in runs], compiled=not eager, captured=not eager)
     _restore_position(recipe, runs, epoch, step)
     progress = Progress(recipe, [run.seed for run in runs], engine.mode, quiet)
@@ -307,7 +349,7 @@ def _run(
             while step < steps:
                 engine.step()
                 step += 1
-                if stop:
+                if stop and distributed.rank() == 0:
                     _save(runs, epoch, step)
                     raise KeyboardInterrupt(f"stopped by {signal.Signals(stop[0]).name}")
                 if engine.graph is None:
@@ -332,6 +374,8 @@ def _run(
 
 def _resume(runs: list[Seed], quiet: bool) -> tuple[int, int]:
     """Bring every seed to the newest checkpoint that all of them have whole."""
+    if distributed.rank() > 0:
+        return 0, 0
     common = set.intersection(*(set(checkpoints.available(run.folder)) for run in runs))
     problems: list[str] = []
     for at in sorted(common, reverse=True):
@@ -374,6 +418,8 @@ def _start_epoch(recipe: Recipe, runs: list[Seed], epoch: int) -> None:
 
 
 def _save(runs: list[Seed], epoch: int, step: int) -> None:
+    if distributed.rank() > 0:
+        return
     for run in runs:
         checkpoints.save(run.folder, run.checkpoint(epoch, step))
 
