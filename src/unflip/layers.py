@@ -64,7 +64,7 @@ class BinaryLayer(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
-            destination._metadata.setdefault(prefix[:-1], {})["method"] = str(self.method)
+            destination._metadata.setdefault(prefix[:-1], {})["method"] = self.method.family
 
     def _load_from_state_dict(
         self,
@@ -99,7 +99,7 @@ class BinaryLayer(nn.Module):
         if prefix + "bits" in state_dict:
             return "is of a frozen model, which has no latent weights"
         made_with = local_metadata.get("method")
-        if made_with is not None and made_with != str(self.method):
+        if made_with is not None and made_with != self.method.family:
             return f"was made with method {made_with}"
         parts = (f"{prefix}weight_binarizer.", f"{prefix}input_binarizer.")
         found = {key.removeprefix(prefix) for key in state_dict if key.startswith(parts)}

@@ -89,8 +89,16 @@ class Method:
     """Base of all method configs. Options whose type is a ``Literal`` are checked here."""
 
     name: ClassVar[str] = ""
-    # ResNet's 1×1 down-sampling convolutions stay float except where a paper binarizes them too.
-    binary_downsample: ClassVar[bool] = False
+
+    @property
+    def family(self) -> str:
+        """What two models must share to exchange state dicts; options such as α do not matter."""
+        return self.name
+
+    @property
+    def binary_downsample(self) -> bool:
+        """Whether the paper binarizes ResNet's 1×1 down-sampling convolutions too."""
+        return False
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

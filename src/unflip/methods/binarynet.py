@@ -42,7 +42,9 @@ class HardTanhSign(InputBinarizer):
 class BinaryNet(Method):
     """Plain sign of weights and inputs, latent weights clipped to [−1, 1]."""
 
-    binary_downsample = True
+    @property
+    def binary_downsample(self) -> bool:
+        return True
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         return PlainSign()

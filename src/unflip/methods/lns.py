@@ -266,6 +266,14 @@ class LNS(Method):
         assert isinstance(self.base, Method)
         return self.base
 
+    @property
+    def family(self) -> str:
+        return f"lns(base={self.base_method.family})"
+
+    @property
+    def binary_downsample(self) -> bool:
+        return self.base_method.binary_downsample
+
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         return MappedSign(self, layer, self.base_method.weight_binarizer(layer))
 
