@@ -19,11 +19,11 @@ from unflip.methods.lns import (
     LNS,
     MappedSign,
     MappingNetwork,
-    shared_predictions,
     sign_agreement,
     unbiased_loss,
     warm_start,
 )
+from unflip.train.mapping import shared_predictions
 
 BASES = [name for name in methods.names() if name != "lns"]
 

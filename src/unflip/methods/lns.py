@@ -25,8 +25,8 @@ The paper leaves much open; each choice is an option, reasoned about in ``docs/l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -174,7 +174,7 @@ class MappedSign(WeightBinarizer):
             )
         self.mapping = MappingNetwork(weight, config.mapping == "residual", config.statistics)
         self.mapping.to(device=weight.device, dtype=weight.dtype)
-        self._shared: list[Tensor] | None = None
+        self.shared: list[Tensor] | None = None
         if config.labels == "frozen":
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
             self.register_buffer("labels", empty)
@@ -190,12 +190,12 @@ class MappedSign(WeightBinarizer):
         return code
 
     def predict(self, weight: Tensor) -> Tensor:
-        """q̂ = f(W), computed once where :func:`shared_predictions` is on."""
-        if self._shared is None:
+        """q̂ = f(W); computed once a step where the training loop shares it (``train/mapping.py``)."""
+        if self.shared is None:
             return self.mapping(weight)
-        if not self._shared:
-            self._shared.append(self.mapping(weight))
-        return self._shared[0]
+        if not self.shared:
+            self.shared.append(self.mapping(weight))
+        return self.shared[0]
 
     def code(self, weight: Tensor) -> BinaryWeight:
         scale = self.base_code(weight).scales
@@ -294,22 +294,6 @@ def mapped_layers(model: nn.Module) -> list[tuple[str, Tensor, MappedSign]]:
     if not layers:
         raise ValueError("the model has no LNS layer: binarize it with method='lns' first")
     return layers
-
-
-@contextmanager
-def shared_predictions(model: nn.Module) -> Iterator[None]:
-    """Inside, each f(W) is computed once: the forward pass and the auxiliary loss share it.
-
-    For one training step: the weights must not change inside. Models without LNS are left alone.
-    """
-    binarizers = [m for m in model.modules() if isinstance(m, MappedSign)]
-    for binarizer in binarizers:
-        binarizer._shared = []
-    try:
-        yield
-    finally:
-        for binarizer in binarizers:  # an autograd graph must not outlive its step
-            binarizer._shared = None
 
 
 @torch.no_grad()

@@ -21,6 +21,8 @@ class Engine:
         if learners[0].device.type != "cuda":
             return
         torch.backends.cudnn.benchmark = True
+        # TF32 would round the mapping networks: bits in training would not be those that are frozen.
+        torch.backends.cudnn.allow_tf32 = False
         if compiled:
             self._compile()
         if captured:

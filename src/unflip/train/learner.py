@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from unflip import methods, models
 from unflip.data import ImageSet
 from unflip.layers import after_step, auxiliary_losses, binary_layers
-from unflip.methods.lns import shared_predictions
 from unflip.train import distributed
 from unflip.train.batches import Images
+from unflip.train.mapping import shared_predictions
 from unflip.train.recipe import Recipe
 
 # Multiplies the loss so that float16 gradients do not underflow; divided out before the optimizer.

@@ -1,0 +1,91 @@
+"""LNS's mapping networks in a training step: each f(W) once, and layers of one shape together.
+
+A step needs f(W) twice, for the layer's bits and for the auxiliary loss. And a network has a mapping for
+each layer: on a GPU that is hundreds of kernels too small to fill it. Layers whose weights have the same
+shape go through their mappings at once, each convolution as one batched matrix product.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unflip.layers import binary_layers
+from unflip.methods.lns import FilterNorm, MappedSign, MappingNetwork
+
+
+@contextmanager
+def shared_predictions(model: nn.Module) -> Iterator[None]:
+    """Inside, each f(W) is computed once. The weights must not change; models without LNS are left alone."""
+    mapped = [
+        (layer.weight, layer.weight_binarizer)
+        for _, layer in binary_layers(model)
+        if isinstance(layer.weight_binarizer, MappedSign)
+    ]
+    for _, binarizer in mapped:
+        binarizer.shared = []
+    try:
+        if mapped and mapped[0][0].device.type == "cuda":
+            _fill(mapped)
+        yield
+    finally:
+        for _, binarizer in mapped:  # an autograd graph must not outlive its step
+            binarizer.shared = None
+
+
+def _fill(mapped: Sequence[tuple[Tensor, MappedSign]]) -> None:
+    groups: dict[tuple[int, ...], list[tuple[Tensor, MappedSign]]] = defaultdict(list)
+    for weight, binarizer in mapped:
+        convolution = binarizer.mapping.chunks == 1 and weight.dim() == 4
+        if convolution and binarizer.config.statistics == "filters":
+            groups[tuple(weight.shape)].append((weight, binarizer))
+    with torch.autocast("cuda", enabled=False):  # half precision could change a sign
+        for group in groups.values():
+            weights, binarizers = zip(*group, strict=True)
+            predictions = predict_together([b.mapping for b in binarizers], weights)
+            for binarizer, predicted in zip(binarizers, predictions, strict=True):
+                binarizer.shared = [predicted]
+
+
+def predict_together(
+    mappings: Sequence[MappingNetwork], weights: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """f(W) of several layers of one shape: what each mapping gives alone, up to rounding."""
+    latent = torch.stack(list(weights))  # layers, filters, channels, height, width
+    h = latent.permute(0, 1, 3, 4, 2)
+    h = F.relu(_normalize([m.norm1 for m in mappings], _convolve([m.conv1 for m in mappings], h)))
+    h = F.relu(_normalize([m.norm2 for m in mappings], _convolve([m.conv2 for m in mappings], h)))
+    predicted = _convolve([m.conv3 for m in mappings], h)
+    bias = torch.stack([m.conv3.bias for m in mappings if m.conv3.bias is not None])
+    predicted = (predicted + bias[:, None, None, None]).permute(0, 1, 4, 2, 3)
+    if mappings[0].residual:
+        size = latent.detach().abs().mean((1, 2, 3, 4), keepdim=True)
+        predicted = predicted + latent / size.clamp_min(torch.finfo(latent.dtype).tiny)
+    return predicted.unbind(0)
+
+
+def _convolve(convolutions: Sequence[nn.Conv2d], x: Tensor) -> Tensor:
+    """Each layer's convolution (no bias) on (layers, filters, height, width, channels)."""
+    layers, filters, height, width, channels = x.shape
+    rows, columns = convolutions[0].kernel_size
+    padded = F.pad(x, (0, 0, columns // 2, columns // 2, rows // 2, rows // 2))
+    patches = [
+        padded[:, :, i : i + height, j : j + width] for i in range(rows) for j in range(columns)
+    ]
+    pixels = torch.stack(patches, dim=4).reshape(layers, -1, rows * columns * channels)
+    weight = torch.stack([c.weight for c in convolutions]).permute(0, 3, 4, 2, 1)
+    product = torch.bmm(pixels, weight.reshape(layers, rows * columns * channels, -1))
+    return product.view(layers, filters, height, width, -1)
+
+
+def _normalize(norms: Sequence[FilterNorm], x: Tensor) -> Tensor:
+    """Each layer's BatchNorm over its own filters."""
+    var, mean = torch.var_mean(x, dim=(1, 2, 3), keepdim=True, correction=0)
+    scale = torch.stack([n.weight for n in norms])[:, None, None, None]
+    shift = torch.stack([n.bias for n in norms])[:, None, None, None]
+    return (x - mean) * torch.rsqrt(var + 1e-5) * scale + shift
