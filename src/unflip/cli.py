@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -219,6 +220,8 @@ def _train(
         eager=eager,
         tensorboard=tensorboard,
     )
+    if int(os.environ.get("RANK", "0")) > 0:  # under torchrun one process speaks for all
+        return
     table = Table(
         "seed", f"{results[0]['evaluated_on']} accuracy", "loss", "seconds", title=recipe.name
     )

@@ -154,21 +154,26 @@ def draw_curves(trained: list[Trained], path: Path) -> Path:
         ("accuracy", "test accuracy, %"),
         ("flip_rate", "signs flipped in the epoch, %"),
     )
-    for one in trained:
+    for number, one in enumerate(trained):
         lines = [
             json.loads(line) for line in (one.folder / "metrics.jsonl").read_text().splitlines()
         ]
+        before = trained[1].recipe.epochs if one.recipe.start else 0  # goes on from the baseline
         for axis, (key, _) in zip(axes, keys, strict=True):
             if key in lines[0]:
                 factor = 100 if key == "flip_rate" else 1
-                epochs = [line["epoch"] for line in lines]
-                axis.plot(epochs, [factor * line[key] for line in lines], label=one.label)
-    for axis, (key, title) in zip(axes, keys, strict=True):
+                axis.plot(
+                    [before + line["epoch"] for line in lines],
+                    [factor * line[key] for line in lines],
+                    color=f"C{number}",
+                    label=one.label,
+                )
+    for axis, (_, title) in zip(axes, keys, strict=True):
         axis.set_title(title)
         axis.set_xlabel("epoch")
         axis.grid(alpha=0.3)
-        if key in ("loss", "flip_rate"):
-            axis.set_yscale("symlog" if key == "flip_rate" else "log")
+    axes[0].set_yscale("log")
+    axes[2].set_yscale("symlog", linthresh=0.001)
     axes[1].legend()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 
 KEEP = 2
 _NAME = re.compile(r"checkpoint-(\d+)-(\d+)\.json")
+_ANY_PART = re.compile(r"\.?(checkpoint-\d+-\d+)\.(json|safetensors)(\.part)?")
 
 
 class CheckpointError(RuntimeError):
@@ -43,21 +45,40 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the pair, then drop all but the last two."""
+    """Write the pair, then drop all but the last two, and what a kill left unfinished."""
     name = _stem(checkpoint.epoch, checkpoint.step)
     tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
     data = safetensors.torch.save(tensors)
     info = {**checkpoint.info, "sha256": hashlib.sha256(data).hexdigest()}
     write_atomically(folder / f"{name}.safetensors", data)
     write_atomically(folder / f"{name}.json", json.dumps(info, indent=1).encode())
-    for old in _complete(folder)[:-KEEP]:
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    _keep_only(folder, _complete(folder)[-KEEP:])
 
 
 def available(folder: Path) -> list[tuple[int, int]]:
     """(epoch, step) of the checkpoints in a folder, oldest first; whether they are whole is not known."""
     return [_position(path) for path in _complete(folder)]
+
+
+def drop_after(folder: Path, at: tuple[int, int] | None) -> None:
+    """Drop checkpoints newer than ``at`` (None: all): a run that goes on from there makes them again.
+
+    Left in place they would count among the last two, in front of the ones made now.
+    """
+    _keep_only(folder, [p for p in _complete(folder) if at is not None and _position(p) <= at])
+
+
+def survey(folder: Path) -> tuple[list[tuple[int, int]], list[str]]:
+    """(epoch, step) of the checkpoints that are whole, oldest first, and what is wrong with the others."""
+    whole: list[tuple[int, int]] = []
+    problems: list[str] = []
+    for at in available(folder):
+        try:
+            load_at(folder, *at)
+            whole.append(at)
+        except Damaged as error:
+            problems.append(str(error))
+    return whole, problems
 
 
 def load_at(folder: Path, epoch: int, step: int) -> Checkpoint:
@@ -102,6 +123,15 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name))
 
 
+def _keep_only(folder: Path, complete: list[Path]) -> None:
+    """Remove every checkpoint file but those pairs; the JSON, which makes a pair complete, first."""
+    kept = {path.stem for path in complete}
+    for path in sorted(folder.iterdir()):
+        match = _ANY_PART.fullmatch(path.name)
+        if match and (match[1] not in kept or match[3]):
+            path.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """All of ``data`` at ``path``, or what was there before and an error."""
     temporary = path.with_name(f".{path.name}.part")
@@ -113,7 +143,8 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk refuses even this
+            temporary.unlink()
         raise CheckpointError(
             f"cannot write {path} ({len(data):,} bytes): {error.strerror}. "
             "What was saved before is untouched; free space or choose another --out, then run again."

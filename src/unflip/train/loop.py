@@ -36,7 +36,7 @@ from unflip.train.engine import Engine
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
-from unflip.train.runs import lock, recipe_difference
+from unflip.train.runs import leave_nothing_behind, lock, recipe_difference
 from unflip.train.watch import TrainingStopped, Watch, total_moved
 
 __all__ = ["TrainingStopped", "train"]
@@ -89,11 +89,11 @@ class Seed:
         for name, now in self.signs.items():
             packed = parts["signs"][name].to(device)
             self.signs[name] = unpack_signs(packed, tuple(now.shape), now.dtype)
-        for latent, saved_latent in zip(self.latent, parts["latent"].values(), strict=True):
-            latent.copy_(saved_latent)
-        self._cut_metrics(saved.epoch)
+        for (name, _), latent in zip(binary_layers(self.learner.model), self.latent, strict=True):
+            latent.copy_(parts["latent"][name])
+        self.cut_metrics(saved.epoch)
 
-    def _cut_metrics(self, epochs: int) -> None:
+    def cut_metrics(self, epochs: int) -> None:
         """Drop lines of epochs that are about to be run again, and a line cut short by a kill."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines()[:epochs] if path.exists() else []
@@ -110,12 +110,16 @@ class Seed:
             self._to_tensorboard(line)
         latent = [layer.weight for _, layer in binary_layers(learner.model)]
         binary = bool(latent)
-        self.watch.check(
+        problem = self.watch.problem(
             epoch,
             line["loss"],
             line["flips"] if binary else None,
             total_moved(self.latent, latent) if binary else None,
         )
+        # Rank 0 decides: it alone knows how the epoch began, if that was before a restart.
+        problem = distributed.from_rank_0(problem)
+        if problem:
+            raise TrainingStopped(problem)
         self.remember()
         return line
 
@@ -197,6 +201,10 @@ def train(
     A seed that is finished in ``out`` is not run again, one that was interrupted goes on. ``start`` is the
     run folder of the recipe named by ``recipe.start``. Ctrl-C and SIGTERM save before they stop.
     """
+    if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r} should be cpu or cuda")
+    if device is not None and device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}, but torch {torch.__version__} finds no GPU here")
     with distributed.process_group(device) as chosen:
         return _train_in_group(
             recipe,
@@ -227,18 +235,49 @@ def _train_in_group(
 ) -> list[dict[str, Any]]:
     results = distributed.from_rank_0({s: _finished(recipe, out / f"seed-{s}") for s in seeds})
     waiting = [s for s, result in results.items() if result is None]
-    if waiting:
-        images = Images(data, device)
-        runs = [_prepare(recipe, s, data, images, out, start, device, quiet) for s in waiting]
-        if tensorboard and distributed.rank() == 0:
-            for run in runs:
-                run.open_tensorboard()
-        held = [run.folder for run in runs] if distributed.rank() == 0 else []
-        with lock(held), _stop_signals() as stop:
-            finished = _run(recipe, runs, stop, eager, checkpoint_seconds, quiet)
-            for run, result in zip(runs, finished, strict=True):
-                results[run.seed] = result
-    return [result for result in results.values() if result is not None]
+    if not waiting:
+        return list(results.values())
+    images = Images(data, device)
+    first = distributed.rank() == 0
+    folders = [out / f"seed-{s}" for s in waiting] if first else []
+    with leave_nothing_behind(folders) as begun, lock(folders):
+        groups = distributed.from_rank_0(_side_by_side(out, waiting, quiet) if first else None)
+        for group, at in groups:
+            runs = [_prepare(recipe, s, data, images, out, start, device, at, quiet) for s in group]
+            if tensorboard and first:
+                for run in runs:
+                    run.open_tensorboard()
+            if first:
+                _resume(runs, at, quiet)
+            begun()
+            with _stop_signals() as stop:
+                finished = _run(recipe, runs, at, stop, eager, checkpoint_seconds, quiet)
+            results.update({run.seed: result for run, result in zip(runs, finished, strict=True)})
+    return list(results.values())
+
+
+def _side_by_side(
+    out: Path, seeds: Sequence[int], quiet: bool
+) -> list[tuple[list[int], tuple[int, int] | None]]:
+    """Seeds that go on together from a checkpoint all of them have whole (None: from the start).
+
+    That is one group, unless someone asks for more seeds after one was interrupted half-way: the old one
+    is finished first, then the new ones begin.
+    """
+    groups: list[tuple[list[int], set[tuple[int, int]]]] = []
+    for seed in seeds:
+        whole, problems = checkpoints.survey(out / f"seed-{seed}")
+        for problem in problems if not quiet else ():
+            before = "using the checkpoint before it" if whole else "starting again"
+            print(f"warning: {problem}; {before}", flush=True)
+        for members, common in groups:
+            if common & set(whole) or not (common or whole):
+                members.append(seed)
+                common &= set(whole)
+                break
+        else:
+            groups.append(([seed], set(whole)))
+    return [(members, max(common, default=None)) for members, common in groups]
 
 
 def _finished(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
@@ -263,29 +302,35 @@ def _prepare(
     out: Path,
     start: Path | None,
     device: torch.device,
+    at: tuple[int, int] | None,
     quiet: bool,
 ) -> Seed:
     model = build_model(recipe, data, seed)
     folder = out / f"seed-{seed}"
     if distributed.rank() == 0:
-        _first_weights(recipe, model, folder, start, seed, quiet)
+        _first_weights(recipe, model, start, seed, at, quiet)
+        saved = {"recipe": recipe.plain(), "seed": seed}
+        data_bytes = json.dumps(saved, indent=1).encode() + b"\n"
+        checkpoints.write_atomically(folder / "recipe.json", data_bytes)
     learner = Learner(recipe, model, images, device)
     return Seed(recipe, seed, folder, learner, len(data.classes))
 
 
 def _first_weights(
-    recipe: Recipe, model: nn.Module, folder: Path, start: Path | None, seed: int, quiet: bool
+    recipe: Recipe,
+    model: nn.Module,
+    start: Path | None,
+    seed: int,
+    at: tuple[int, int] | None,
+    quiet: bool,
 ) -> None:
-    """Make the run's folder, and bring the model to where its first epoch starts."""
+    """Bring the model to where its first epoch starts, unless a checkpoint will do that."""
+    if at is not None:
+        return
     state = _start_state(recipe, start, seed)
     if state is not None:
         load_start(model, state)
-    _make_folder(folder)
-    saved = {"recipe": recipe.plain(), "seed": seed}
-    checkpoints.write_atomically(
-        folder / "recipe.json", json.dumps(saved, indent=1).encode() + b"\n"
-    )
-    if recipe.warm_start is None or checkpoints.available(folder):
+    if recipe.warm_start is None:
         return
     options = recipe.warm_start
     reached = warm_start(model, options.steps, options.lr, options.agreement)
@@ -295,13 +340,6 @@ def _first_weights(
             f"or more in each of {len(reached)} layers",
             flush=True,
         )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write to {folder}: {error.strerror}") from error
 
 
 def _start_state(recipe: Recipe, start: Path | None, seed: int) -> dict[str, Tensor] | None:
@@ -321,18 +359,21 @@ def _start_state(recipe: Recipe, start: Path | None, seed: int) -> dict[str, Ten
     saved, problems = checkpoints.load_latest(folder)
     if saved is None:
         raise ValueError(f"no usable checkpoint in {folder}: {'; '.join(problems) or 'none there'}")
+    for problem in problems:
+        print(f"warning: {problem}; starting from the checkpoint before it", flush=True)
     return saved.tensors
 
 
 def _run(
     recipe: Recipe,
     runs: list[Seed],
+    at: tuple[int, int] | None,
     stop: list[int],
     eager: bool,
     checkpoint_seconds: float,
     quiet: bool,
 ) -> list[dict[str, Any]]:
-    epoch, step = distributed.from_rank_0(_resume(runs, quiet))
+    epoch, step = at or (0, 0)
     for run in runs:
         run.learner.take_from_rank_0()
         if distributed.rank() > 0:
@@ -347,7 +388,7 @@ def _run(
         while epoch < recipe.epochs:
             epoch_began = time.monotonic()
             while step < steps:
-                engine.step()
+                _step(engine, recipe, epoch, step)
                 step += 1
                 if stop and distributed.rank() == 0:
                     _save(runs, epoch, step)
@@ -372,28 +413,32 @@ def _run(
     return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
 
 
-def _resume(runs: list[Seed], quiet: bool) -> tuple[int, int]:
-    """Bring every seed to the newest checkpoint that all of them have whole."""
-    if distributed.rank() > 0:
-        return 0, 0
-    common = set.intersection(*(set(checkpoints.available(run.folder)) for run in runs))
-    problems: list[str] = []
-    for at in sorted(common, reverse=True):
-        try:
-            saved = [checkpoints.load_at(run.folder, *at) for run in runs]
-        except checkpoints.Damaged as error:
-            problems.append(str(error))
-            continue
-        for run, found in zip(runs, saved, strict=True):
-            run.restore(found)
-        if not quiet:
-            for problem in problems:
-                print(f"warning: {problem}; using the checkpoint before it", flush=True)
-            print(f"resuming at epoch {at[0] + 1}, step {at[1]}", flush=True)
-        return at
+def _step(engine: Engine, recipe: Recipe, epoch: int, step: int) -> None:
+    try:
+        engine.step()
+    except ValueError as error:
+        if "NaN" not in str(error):
+            raise
+        raise TrainingStopped(
+            f"epoch {epoch + 1}, step {step + 1}: {error}. Lower optimizer.lr (now {recipe.optimizer.lr})."
+        ) from error
+
+
+def _resume(runs: list[Seed], at: tuple[int, int] | None, quiet: bool) -> None:
+    """Bring every seed to the checkpoint they have in common, and drop what lies beyond it.
+
+    A new run begins with a checkpoint: a warm start is not repeated, and a disk that takes none is found
+    out before the training, not after it.
+    """
     for run in runs:
-        run._cut_metrics(0)
-    return 0, 0
+        checkpoints.drop_after(run.folder, at)
+        if at is None:
+            run.cut_metrics(0)
+            checkpoints.save(run.folder, run.checkpoint(0, 0))
+        else:
+            run.restore(checkpoints.load_at(run.folder, *at))
+    if at is not None and not quiet:
+        print(f"resuming at epoch {at[0] + 1}, step {at[1]}", flush=True)
 
 
 def _restore_position(recipe: Recipe, runs: list[Seed], epoch: int, step: int) -> None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
+import typing
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from unflip import methods, models
 from unflip.data import KNOWN as KNOWN_DATA
@@ -77,6 +86,12 @@ class Schedule(_Part):
     at: tuple[Count, ...] = ()
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
+    @model_validator(mode="after")
+    def _steps(self) -> Schedule:
+        if self.name == "step" and bool(self.every) == bool(self.at):
+            raise ValueError("schedule 'step' needs either every or at")
+        return self
+
     def factor_at(self, epoch: int, epochs: int) -> float:
         """For epoch 0 .. epochs - 1."""
         if self.name == "cosine":
@@ -116,7 +131,18 @@ class Recipe(_Part):
     @field_validator("method")
     @classmethod
     def _method(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
-        return "float" if value == "float" else methods.resolve(value).options()
+        if value in ("float", {"name": "float"}):
+            return "float"
+        try:
+            return methods.resolve(value).options()
+        except TypeError as error:  # pydantic reports ValueErrors alone
+            raise ValueError(str(error)) from None
+
+    @model_validator(mode="after")
+    def _warm_start_is_of_lns(self) -> Recipe:
+        if self.warm_start and not (isinstance(self.method, dict) and self.method["name"] == "lns"):
+            raise ValueError("warm_start is for method lns: others have no mapping networks")
+        return self
 
     def plain(self) -> dict[str, Any]:
         """The recipe as JSON values, every default filled in."""
@@ -140,6 +166,17 @@ def load_recipe(source: str | Path, overrides: list[str] | None = None) -> Recip
         raise RecipeError(_explain(str(source), error)) from None
 
 
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-3 as a string; people write it as a number."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"),
+    list("-+0123456789"),
+)
+
+
 def _read(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
@@ -157,9 +194,9 @@ def _read(source: str | Path) -> dict[str, Any]:
             )
         text = (resources.files("unflip") / "recipes" / f"{name}.yaml").read_text()
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
-        raise RecipeError(f"{source} is not YAML: {error}") from None
+        raise RecipeError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise RecipeError(
             f"{source} should be a YAML mapping of fields, not {type(values).__name__}"
@@ -182,28 +219,29 @@ def _override(values: dict[str, Any], override: str) -> None:
         target = target.setdefault(parent, {})
         if not isinstance(target, dict):
             raise RecipeError(f"override {override!r}: {parent!r} has no fields of its own")
-    target[field] = _number(yaml.safe_load(text))
+    target[field] = _value(override, text)
 
 
-def _number(value: Any) -> Any:
-    """YAML reads 1e-3 as a string; people write it as a number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+def _value(override: str, text: str) -> Any:
+    if re.fullmatch(r"0\d+", text):  # method.inputs=01 is a name; YAML reads an octal number
+        return text
+    try:
+        return yaml.load(text, _Yaml)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError(f"override {override!r} is not YAML: {reason}") from None
 
 
 def _explain(source: str, error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"])
+        field = ".".join(str(part) for part in problem["loc"]) or "together"
         if problem["type"] == "extra_forbidden":
             lines.append(f"{field}: unknown field.{_nearest_field(problem['loc'])}")
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            given = "" if problem["type"] == "missing" else f" (got {problem['input']!r})"
+            whole = isinstance(problem["input"], dict)  # too long to show, or not there at all
+            given = "" if whole else f" (got {problem['input']!r})"
             lines.append(f"{field}: {message}{given}")
     return f"recipe {source}: " + "; ".join(lines)
 
@@ -212,6 +250,7 @@ def _nearest_field(location: tuple[int | str, ...]) -> str:
     part: Any = Recipe
     for step in location[:-1]:
         part = part.model_fields[str(step)].annotation
+        part = next((p for p in typing.get_args(part) if p is not type(None)), part)  # X | None
     fields = list(getattr(part, "model_fields", {}))
     near = difflib.get_close_matches(str(location[-1]), fields, n=1, cutoff=0.4)
     return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(fields)}."

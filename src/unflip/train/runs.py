@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,25 @@ class Run:
 
 
 def find_runs(root: Path) -> list[Run]:
-    """Every run below ``root``."""
-    return [_describe(path.parent) for path in sorted(root.rglob("recipe.json"))]
+    """Every run below ``root``; a ``recipe.json`` of something else is passed over."""
+    found = [_describe(path.parent) for path in sorted(root.rglob("recipe.json"))]
+    return [run for run in found if run is not None]
 
 
-def _describe(folder: Path) -> Run:
-    saved = json.loads((folder / "recipe.json").read_text())
+def _describe(folder: Path) -> Run | None:
+    try:
+        saved = json.loads((folder / "recipe.json").read_text())
+        recipe, seed = saved["recipe"], saved["seed"]
+        name, epochs = recipe["name"], recipe["epochs"]
+    except (ValueError, KeyError, TypeError):
+        return None
     metrics = folder / "metrics.jsonl"
     lines = metrics.read_text().splitlines() if metrics.exists() else []
-    accuracy = None
+    epoch, accuracy = 0, None
     for line in reversed(lines):
         try:
-            accuracy = json.loads(line)["accuracy"]
+            last = json.loads(line)
+            epoch, accuracy = last["epoch"], last["accuracy"]
             break
         except ValueError:  # a line cut short by a kill
             continue
@@ -46,8 +54,7 @@ def _describe(folder: Path) -> Run:
         state = "finished"
     else:
         state = "running" if _locked(folder) else "interrupted"
-    recipe = saved["recipe"]
-    return Run(folder, recipe["name"], saved["seed"], state, len(lines), recipe["epochs"], accuracy)
+    return Run(folder, name, seed, state, epoch, epochs, accuracy)
 
 
 def recipe_difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:
@@ -65,11 +72,41 @@ def recipe_difference(old: dict[str, Any], new: dict[str, Any], path: str = "") 
 
 
 @contextmanager
+def leave_nothing_behind(folders: Sequence[Path]) -> Iterator[Callable[[], None]]:
+    """Make the folders; a block that fails before it calls what it was given loses those made for it."""
+    new = [folder for folder in folders if not folder.exists()]
+    above = [parent for folder in folders[:1] for parent in folder.parents if not parent.exists()]
+    begun: list[bool] = []
+    try:
+        for folder in folders:
+            _make(folder)
+        yield lambda: begun.append(True)
+    except BaseException:
+        if not begun:
+            for folder in new:
+                shutil.rmtree(folder, ignore_errors=True)
+            for folder in above:
+                with suppress(OSError):  # someone has put something else there
+                    folder.rmdir()
+        raise
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+@contextmanager
 def lock(folders: Sequence[Path]) -> Iterator[None]:
     """Hold the folders for this process; another one that trains in them is refused."""
     with ExitStack() as stack:
         for folder in folders:
-            file = stack.enter_context(open(folder / ".lock", "w"))
+            try:
+                file = stack.enter_context(open(folder / ".lock", "w"))
+            except OSError as error:
+                raise CheckpointError(f"cannot write to {folder}: {error.strerror}") from error
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

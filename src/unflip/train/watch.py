@@ -20,43 +20,46 @@ class Watch:
         self.recipe, self.classes = recipe, classes
         self.start_loss: float | None = None
 
-    def check(self, epoch: int, loss: float, flips: int | None, latent_moved: bool | None) -> None:
-        """``flips`` and ``latent_moved`` are None for a float network."""
+    def problem(
+        self, epoch: int, loss: float, flips: int | None, latent_moved: bool | None
+    ) -> str | None:
+        """What is wrong, or None. ``flips`` and ``latent_moved`` are None for a float network."""
         if not math.isfinite(loss):
-            raise TrainingStopped(
+            return (
                 f"epoch {epoch + 1}: the loss is {loss}. Lower optimizer.lr "
                 f"(now {self.recipe.optimizer.lr}), or try precision=float32."
             )
         if latent_moved is False:
-            raise TrainingStopped(
+            return (
                 f"epoch {epoch + 1}: not one latent weight changed in a whole epoch at a learning rate "
                 "above zero, so no gradient reaches them. If the step is compiled, the compiler may have "
                 "dropped the straight-through gradient: try --eager, and please report it."
             )
         if flips == 0 and self._high_rate(epoch) and not self.recipe.allow_no_flips:
-            raise TrainingStopped(
+            return (
                 f"epoch {epoch + 1}: not one binary weight flipped in a whole epoch, near the highest "
                 "learning rate of the schedule. Raise optimizer.latent_lr (now "
                 f"{self.recipe.optimizer.latent_lr or self.recipe.optimizer.lr}), or set "
                 "allow_no_flips=true if that is what you want."
             )
-        self._check_progress(epoch, loss)
+        return self._no_progress(epoch, loss)
 
     def _high_rate(self, epoch: int) -> bool:
         return self.recipe.schedule.factor_at(epoch, self.recipe.epochs) >= 0.5
 
-    def _check_progress(self, epoch: int, loss: float) -> None:
+    def _no_progress(self, epoch: int, loss: float) -> str | None:
         """A fine-tuned network starts in a minimum and is shaken out of it: there the bar is guessing."""
         if self.start_loss is None:
             self.start_loss = loss
         limit = self.start_loss if self.recipe.start is None else math.log(self.classes)
         warmed_up = epoch >= max(5, self.recipe.epochs // 20)
-        if warmed_up and loss > limit:
-            raise TrainingStopped(
-                f"epoch {epoch + 1}: the loss is {loss:.4g}, above {limit:.4g}, where it "
-                f"{'started' if self.recipe.start is None else 'would be by guessing'}: the network "
-                f"unlearns. Lower optimizer.lr (now {self.recipe.optimizer.lr})."
-            )
+        if not warmed_up or loss <= limit:
+            return None
+        return (
+            f"epoch {epoch + 1}: the loss is {loss:.4g}, above {limit:.4g}, where it "
+            f"{'started' if self.recipe.start is None else 'would be by guessing'}: the network "
+            f"unlearns. Lower optimizer.lr (now {self.recipe.optimizer.lr})."
+        )
 
 
 def total_moved(before: list[Tensor], after: list[Tensor]) -> bool:

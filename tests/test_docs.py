@@ -1,0 +1,113 @@
+"""What the README and the docs say works: their code is run, their commands and links exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import unflip
+from unflip.methods import base
+from unflip.train.recipe import load_recipe
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def code_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = "\n".join(page.read_text() for page in PAGES).splitlines()
+    found = [line.strip().split("#")[0].strip() for line in lines if line.startswith("    unflip ")]
+    assert len(found) >= 5
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_exist(command):
+    """Every `unflip VERB` on a page is a verb, and every recipe, method and model on it is known."""
+    verb, *words = shlex.split(command)[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "unflip", verb, "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    if verb == "train" and not words[0].endswith(".yaml"):
+        load_recipe(words[0])
+    if verb in ("methods", "cost") and words:
+        known = unflip.methods.names() if verb == "methods" else ["resnet18"]
+        assert words[0] in known
+
+
+def test_the_makefile_has_the_readmes_two_commands():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
+        assert f"\n{target}:" in makefile
+
+
+def test_readme_snippet_runs(capsys):
+    [snippet] = code_blocks(ROOT / "README.md")
+    my_model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 4)
+    )
+    exec(snippet, {"my_model": my_model, "example_input": torch.randn(1, 3, 8, 8)})
+    assert "memory_bits" in capsys.readouterr().out
+
+
+def test_lns_snippet_runs(capsys):
+    [snippet] = code_blocks(ROOT / "docs" / "lns.md")
+    torch.manual_seed(0)
+
+    def network():
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 4)
+        )
+
+    pretrained = unflip.binarize(network(), "dorefa", quiet=True)
+    model = network()
+    # The page makes its optimizer elsewhere: one that knows the model's parameters once it exists.
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
+    batches = [(torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))]
+    exec(
+        snippet,
+        {
+            "my_model": model,
+            "pretrained": pretrained,
+            "batches": batches,
+            "optimizer": optimizer,
+            "cross_entropy": nn.functional.cross_entropy,
+        },
+    )
+    assert capsys.readouterr().out
+
+
+def test_the_new_method_of_the_guide_works():
+    source, its_test = code_blocks(ROOT / "docs" / "new-method.md")
+    scope: dict = {"__name__": "tanhsign"}
+    try:
+        exec(compile(source, "tanhsign.py", "exec", dont_inherit=True), scope)
+        exec(its_test, scope)
+        scope["test_gradient_is_tanhs"]()
+        model = unflip.binarize(
+            nn.Sequential(nn.Conv2d(2, 4, 3)), "tanhsign", keep_first_and_last=False
+        )
+        x = torch.randn(2, 2, 6, 6)
+        assert torch.equal(unflip.freeze(model)(x), model.eval()(x))
+        wrapped = unflip.binarize(
+            nn.Linear(4, 4), "lns", base="tanhsign", keep_first_and_last=False
+        )
+        assert wrapped.method.base.name == "tanhsign"
+    finally:
+        base._REGISTRY.pop("tanhsign", None)
