@@ -155,6 +155,12 @@ def test_a_state_dict_of_another_method_is_refused_by_name() -> None:
             model.load_state_dict(net(made).state_dict())
 
 
+def test_options_that_shape_only_the_training_do_not_matter() -> None:
+    net("lns", alpha=0.1, rho_plus=0.2).load_state_dict(net("lns").state_dict())
+    with pytest.raises(RuntimeError, match=r"made with method lns\(base=dorefa\)"):
+        net("lns", mapping="residual").load_state_dict(net("lns").state_dict())
+
+
 def test_it_is_refused_without_metadata_too_where_the_keys_tell() -> None:
     """A state dict that went through safetensors has keys and tensors, nothing else."""
     with pytest.raises(RuntimeError, match=r"(?s)layer '1' .*state of another method.*mapping"):

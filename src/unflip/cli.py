@@ -32,20 +32,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console(soft_wrap=True)
+# In a file or a pipe nothing is wrapped: a row of a table stays one line.
+console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+
+STOPPED = 130  # what shells expect after Ctrl-C
 
 
 def run() -> None:
     """Run the command; errors we foresee are one line, without a traceback."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:  # --help, --version
-        sys.exit(stop.exit_code)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt as stop:
-        print(f"\nunflip: {stop or 'stopped'}; run the same command to go on", file=sys.stderr)
-        sys.exit(130)
+        code = app(standalone_mode=False) or 0
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except (typer.Abort, KeyboardInterrupt):  # typer makes one of these, or a code, of Ctrl-C
+        code = STOPPED
     except (ValueError, TypeError, CheckpointError, TrainingStopped, OSError) as error:
         print(f"unflip: {error}", file=sys.stderr)
         sys.exit(1)
@@ -56,6 +56,10 @@ def run() -> None:
         if shown():  # without arguments, click has printed the help already
             print(f"unflip: {shown()}\nTry 'unflip --help'.", file=sys.stderr)
         sys.exit(2)
+    if code == STOPPED:
+        print("\nunflip: stopped; run the same command to go on", file=sys.stderr)
+    if code:
+        sys.exit(code)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, resolve
+
+# On a GPU the training engine puts a kernel here that takes (layer, input, ±1 weights) and fuses the sign into
+# the product; it returns None for layers it does not cover.
+fused_product: Callable[[Any, Tensor, Tensor], Tensor | None] | None = None
 
 EXACT_IN_HALF = 2048  # every integer up to this is a float16; the next one is not
 
@@ -154,9 +158,11 @@ def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> T
     """
     # Q / E is exactly ±1, and its gradient is that of Q. A filter of zeros has E = 0.
     unit = weight / scale.clamp_min(torch.finfo(scale.dtype).tiny)
-    y = layer._multiply(
-        layer.input_binarizer(x).to(torch.float16), unit.to(torch.float16), None
-    ) * layer._output_view(scale.flatten())
+    y = fused_product(layer, x, unit) if fused_product is not None else None
+    if y is None:
+        binary = layer.input_binarizer(x).to(torch.float16)
+        y = layer._multiply(binary, unit.to(torch.float16), None)
+    y = y * layer._output_view(scale.flatten())
     factor = layer.input_binarizer.output_scale(x.to(weight.dtype), layer)
     y = y if factor is None else y * factor
     y = y if layer.bias is None else y + layer._output_view(layer.bias)

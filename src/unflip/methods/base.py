@@ -68,6 +68,7 @@ class InputBinarizer(nn.Module):
 
     bits: int = 1  # bit planes of the result; 32 means the input stays float
     unit: bool = True  # every value is -1, 0 or +1, so that sums of products are integers
+    fused_as: str | None = None  # "pm1" or "01": what train/sign_conv.py knows this binarizer as
 
     def output_scale(self, x: Tensor, layer: nn.Module) -> Tensor | None:
         """A factor for the layer's output that depends on the float input (XNOR-Net's K)."""
@@ -92,8 +93,8 @@ class Method:
 
     @property
     def family(self) -> str:
-        """What two models must share to exchange state dicts; options such as α do not matter."""
-        return self.name
+        """What two models must share to exchange state dicts."""
+        return str(self)
 
     @property
     def binary_downsample(self) -> bool:

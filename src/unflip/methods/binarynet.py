@@ -33,6 +33,8 @@ class PlainSign(WeightBinarizer):
 
 
 class HardTanhSign(InputBinarizer):
+    fused_as = "pm1"
+
     def forward(self, x: Tensor) -> Tensor:
         return straight_through(sign(x), x.clamp(-1, 1))
 

@@ -37,6 +37,7 @@ class UnitInterval(InputBinarizer):
         super().__init__()
         self.bits = bits
         self.unit = bits == 1
+        self.fused_as = "01" if bits == 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
         n = 2**self.bits - 1
@@ -45,6 +46,8 @@ class UnitInterval(InputBinarizer):
 
 
 class PlusMinusOne(InputBinarizer):
+    fused_as = "pm1"
+
     def forward(self, x: Tensor) -> Tensor:
         return straight_through(sign(x), x.clamp(-1, 1))
 

@@ -268,7 +268,11 @@ class LNS(Method):
 
     @property
     def family(self) -> str:
-        return f"lns(base={self.base_method.family})"
+        """α, ρ and the like shape the training alone; these shape what the weights mean."""
+        meaning = [f"base={self.base_method.family}"]
+        meaning += ["mapping=residual"] if self.mapping == "residual" else []
+        meaning += ["statistics=fixed"] if self.statistics == "fixed" else []
+        return f"lns({', '.join(meaning)})"
 
     @property
     def binary_downsample(self) -> bool:

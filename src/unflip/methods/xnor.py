@@ -36,6 +36,8 @@ class CentredFilterMeanSign(FilterMeanSign):
 
 
 class SignTimesK(InputBinarizer):
+    fused_as = "pm1"
+
     def __init__(self, k_map: bool) -> None:
         super().__init__()
         self.k_map = k_map

@@ -40,7 +40,7 @@ class Images:
 
     def epoch_plan(self, seed: int, epoch: int, batch_size: int) -> Tensor:
         """(steps, batch, 4) of image, row, column and flip; the last partial batch is dropped."""
-        generator = torch.Generator().manual_seed(_mix(seed, epoch))
+        generator = torch.Generator().manual_seed(mix(seed, epoch))
         count = len(self)
         steps = count // batch_size
         order = torch.randperm(count, generator=generator)
@@ -76,7 +76,7 @@ def _inside(position: Tensor, padding: int, size: int) -> Tensor:
     return (position >= padding) & (position < padding + size)
 
 
-def _mix(seed: int, epoch: int) -> int:
-    """Neighbouring seeds and epochs must not share a stream (splitmix64's multipliers)."""
+def mix(seed: int, epoch: int) -> int:
+    """A seed for a generator: neighbouring seeds and epochs must not share one (splitmix64's multipliers)."""
     mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 1) & (2**64 - 1)
     return (mixed ^ (mixed >> 31)) & (2**63 - 1)

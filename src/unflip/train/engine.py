@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unflip.layers import binary_layers
+from unflip import layers
+from unflip.layers import BinaryLayer, binary_layers
+from unflip.train import sign_conv
 from unflip.train.learner import Learner
 
 
@@ -23,6 +26,7 @@ class Engine:
         torch.backends.cudnn.benchmark = True
         # TF32 would round the mapping networks: bits in training would not be those that are frozen.
         torch.backends.cudnn.allow_tf32 = False
+        self._fuse()
         if compiled:
             self._compile()
         if captured:
@@ -33,6 +37,7 @@ class Engine:
             self.graph.replay()
             return
         for learner in self.learners:
+            learner.draw_as_alone()
             learner.step()
 
     @property
@@ -42,12 +47,29 @@ class Engine:
         words = [w for w, on in (("compiled", compiled), ("CUDA graph", graph)) if on]
         return " + ".join(words) or "eager"
 
+    def _fuse(self) -> None:
+        """Use the fused sign-and-convolution kernels, if they work here and give what the plain ones do."""
+        layers.fused_product = fused_sign_convolution if sign_conv.available() else None
+        if layers.fused_product is None:
+            return
+        try:
+            for learner in self.learners[:1]:
+                check_fused(learner)
+        except Exception as error:
+            layers.fused_product = None
+            warnings.warn(
+                f"training with cuDNN's convolutions, because ours failed: {_first_line(error)}",
+                stacklevel=3,
+            )
+
     def _compile(self) -> None:
         """Compile every learner's losses, and believe it only after comparing gradients with eager."""
         try:
             torch._dynamo.config.cache_size_limit = max(64, 4 * len(self.learners))
             for learner in self.learners:
-                learner.losses = torch.compile(learner.planned_losses, dynamic=False)
+                learner.losses = torch.compile(
+                    learner.planned_losses, dynamic=False, options={"combo_kernels": True}
+                )
             check_straight_through(self.learners[0].model)
         except Exception as error:
             for learner in self.learners:
@@ -94,6 +116,59 @@ def _captured_steps(learners: Sequence[Learner]) -> torch.cuda.CUDAGraph:
             main.wait_stream(branch)
     torch.cuda.synchronize()
     return graph
+
+
+def fused_sign_convolution(layer: Any, x: Tensor, unit: Tensor) -> Tensor | None:
+    """The product of a binary layer by ``sign_conv``; None where that does not cover the layer."""
+    kind = layer.input_binarizer.fused_as
+    if kind is None or not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros":
+        return None
+    if not sign_conv.supports(
+        x.shape, unit.shape, layer.stride, layer.padding, layer.dilation, layer.groups
+    ):
+        return None
+    assert not isinstance(layer.padding, str)  # not supported
+    return sign_conv.sign_conv2d(x.to(torch.float16), unit, layer.stride, layer.padding, kind)
+
+
+def check_fused(learner: Learner, tolerance: float = 0.01) -> None:
+    """Run every shape of layer once fused and once plain; also tunes the kernels before capture."""
+    inputs: dict[str, Tensor] = {}
+    handles = [
+        layer.register_forward_pre_hook(
+            lambda module, args, name=name: inputs.update({name: args[0].detach()})
+        )
+        for name, layer in binary_layers(learner.model)
+    ]
+    try:
+        snapshot = learner.snapshot()
+        learner.losses(learner.plan[0])
+        learner.restore(snapshot)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, layer in binary_layers(learner.model):
+        fused = _layer_gradients(layer, inputs[name])
+        kernel, layers.fused_product = layers.fused_product, None
+        plain = _layer_gradients(layer, inputs[name])
+        layers.fused_product = kernel
+        for what, a, b in zip(
+            ("output", "input's gradient", "weight's gradient"), fused, plain, strict=True
+        ):
+            error, norm = (a - b).norm().item(), b.norm().item()
+            if not error <= tolerance * norm:
+                raise RuntimeError(f"{what} of {name} is off by {error:.3g} (norm {norm:.3g})")
+
+
+def _layer_gradients(layer: BinaryLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    with torch.autocast("cuda", torch.float16, cache_enabled=False):
+        y = layer(x)
+    probe = torch.randn(
+        y.shape, device=y.device, generator=torch.Generator(y.device).manual_seed(0)
+    )
+    grads = torch.autograd.grad((y.float() * probe).sum(), [x, layer.weight])
+    return y.detach().float(), grads[0].float(), grads[1].float()
 
 
 def check_straight_through(model: nn.Module, tolerance: float = 0.02) -> None:

@@ -13,7 +13,7 @@ from unflip import methods, models
 from unflip.data import ImageSet
 from unflip.layers import after_step, auxiliary_losses, binary_layers
 from unflip.train import distributed
-from unflip.train.batches import Images
+from unflip.train.batches import Images, mix
 from unflip.train.mapping import shared_predictions
 from unflip.train.recipe import Recipe
 
@@ -33,7 +33,8 @@ class Objective(nn.Module):
             logits = self.model(images)
             losses = auxiliary_losses(self.model)
         auxiliary = torch.stack(list(losses.values())) if losses else logits.new_zeros(0)
-        return F.cross_entropy(logits.float(), labels), auxiliary.float()
+        precise = torch.promote_types(logits.dtype, torch.float32)  # half is not enough for a loss
+        return F.cross_entropy(logits.to(precise), labels), auxiliary.to(precise)
 
 
 def build_model(recipe: Recipe, data: ImageSet, seed: int) -> nn.Module:
@@ -75,8 +76,19 @@ class Learner:
             len(self.auxiliary_layers), dtype=torch.float64, device=device
         )
         self.losses: Callable[[Tensor], tuple[Tensor, Tensor]] = self.planned_losses
+        self.dropout = any(isinstance(m, nn.Dropout) for m in model.modules())
+        self.stream = 0
+
+    def draw_as_alone(self) -> None:
+        """Dropout draws from (seed, epoch, step) alone: resumed, or beside other seeds, it draws the same.
+
+        On a CPU only: a GPU would have to wait for the position.
+        """
+        if self.dropout and self.device.type == "cpu":
+            torch.manual_seed(mix(self.stream, int(self.position) + 1))
 
     def start_epoch(self, seed: int, epoch: int, factor: float) -> None:
+        self.stream = mix(mix(seed, epoch), distributed.rank())
         plan = self.images.epoch_plan(seed, epoch, self.recipe.batch_size)
         self.plan.copy_(plan)
         self.position.zero_()
@@ -121,14 +133,16 @@ class Learner:
         self.position += 1
 
     @torch.no_grad()
-    def evaluate(self, batch: int = 2500) -> float:
-        """Test accuracy in float32, in percent."""
+    def evaluate(self, *, exact: bool, batch: int = 5000) -> float:
+        """Test accuracy in percent. On a GPU the curve is drawn in half precision, results are not."""
         self.model.eval()
         right = torch.zeros((), dtype=torch.int64, device=self.device)
         total = len(self.images.test_labels)
-        for start in range(0, total, batch):
-            images, labels = self.images.test_batch(start, min(start + batch, total))
-            right += (self.model(images).argmax(1) == labels).sum()
+        half = self.half and not exact
+        with torch.autocast(self.device.type, torch.float16, enabled=half, cache_enabled=False):
+            for start in range(0, total, batch):
+                images, labels = self.images.test_batch(start, min(start + batch, total))
+                right += (self.model(images).argmax(1) == labels).sum()
         self.model.train()
         return 100 * right.item() / total
 

@@ -104,7 +104,7 @@ class Seed:
     def end_epoch(self, epoch: int, seconds: float) -> dict[str, Any]:
         """Look at the epoch, write its line, and stop the run if it has gone wrong."""
         learner = self.learner
-        line = {"epoch": epoch + 1, **self._figures(), "seconds": round(seconds, 4)}
+        line = {"epoch": epoch + 1, **self._figures(epoch), "seconds": round(seconds, 4)}
         if distributed.rank() == 0:
             _append(self.folder / "metrics.jsonl", line)
             self._to_tensorboard(line)
@@ -143,7 +143,7 @@ class Seed:
                 self.board.add_scalar(key, value, line["epoch"])
         self.board.flush()
 
-    def _figures(self) -> dict[str, Any]:
+    def _figures(self, epoch: int) -> dict[str, Any]:
         learner = self.learner
         figures: dict[str, Any] = {
             "loss": distributed.average(learner.loss_sum).item() / learner.steps,
@@ -154,7 +154,7 @@ class Seed:
                     strict=True,
                 )
             ),
-            "accuracy": learner.evaluate(),
+            "accuracy": learner.evaluate(exact=epoch + 1 == self.recipe.epochs),
             "lr": float(learner.optimizer.param_groups[-1]["lr"]),
         }
         if self.signs:
@@ -457,7 +457,7 @@ def _restore_position(recipe: Recipe, runs: list[Seed], epoch: int, step: int) -
 def _start_epoch(recipe: Recipe, runs: list[Seed], epoch: int) -> None:
     factor = recipe.schedule.factor_at(epoch, recipe.epochs)
     for run in runs:
-        # Networks with dropout draw from the global generator: make that resumable too.
+        # On a GPU, dropout draws from the global generator: make that resumable by epochs.
         torch.manual_seed(run.seed * 1_000_003 + epoch)
         run.learner.start_epoch(run.seed, epoch, factor)
 

@@ -136,7 +136,7 @@ class Recipe(_Part):
         try:
             return methods.resolve(value).options()
         except TypeError as error:  # pydantic reports ValueErrors alone
-            raise ValueError(str(error)) from None
+            raise ValueError(f"{error} in {value}") from None
 
     @model_validator(mode="after")
     def _warm_start_is_of_lns(self) -> Recipe:

@@ -1,0 +1,779 @@
+"""A binary convolution for training: sign, convolution and straight-through gradient in three kernels.
+
+At 16 to 64 channels a convolution library spends most of its time on anything but multiplying, and around each
+convolution the sign and the mask of its gradient are passes of their own over memory. Here a convolution is a
+matrix product whose left side is never stored: a program gathers it, tap by tap, and takes the sign on the way.
+
+                      k = (kh, kw, c)                            O
+                    ┌─────┬─────┬─ ─ ─┬─────┐                 ┌─────┐
+    x  (NHWC)       │tap 0│tap 1│     │tap 8│                 │     │               O
+    ┌─────────┐     ├─────┼─────┼─ ─ ─┼─────┤  BLOCK_P rows   │signs│            ┌─────┐
+    │ · · ·   │ ──▶ │ ±1     ±1          0  │  of output   ×  │     │     =      │  y  │
+    │ ·[p]·   │     │     (0: zero padding) │  pixels         │     │            └─────┘
+    │ · · ·   │     └─────┴─────┴─ ─ ─┴─────┘                 └─────┘
+    └─────────┘     each tap: C adjacent halves in memory
+
+    forward          y      =  B(x) ⋆ signs                      rows: output pixels, sum over (kh, kw, c)
+    input gradient   grad_x = (grad_y ⋆ᵀ signs) · 1[|x| ≤ 1]     rows: input pixels, sum over (kh, kw, o)
+    sign gradient    grad_s =  B(x)ᵀ · grad_y                    sum over pixels, in chunks that are added afterwards
+
+Products of float16 are accumulated in float32. A sum of up to 2048 values of −1, 0 and +1 is exact in float16, so
+the output does not depend on the order of the sum; more terms are refused. With a stride s the input pixels
+fall into s² classes by (row mod s, column mod s), each of which meets only every s-th tap: the third axis of the
+grid. No atomics: for a given choice of blocks, gradients are the same bits every time. The blocks are tuned at
+the first call of every shape (once per process), which therefore must not be inside the capture of a CUDA graph.
+
+The sign is taken from the bits: (x + 0) has no −0, its sign bit is put on the float16 1.0 (0x3C00), or on 0.0 in
+the padding. A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and gets no gradient: a diverging network
+shows in its loss, not in the output of this convolution.
+"""
+
+# Triton reads the annotations of kernels, and knows no Any: pointers and numbers go without.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+try:
+    import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+except ImportError:
+    triton = tl = None
+
+MOST_TERMS = 2048  # every integer up to this is a float16; the next one is not
+MOST_ELEMENTS = 2**31 - 2**20  # offsets are int32, and the last block reaches past the end
+PROGRAMS_PER_SM = 4  # of the sign gradient: more of them are shorter, but leave more partial sums
+MOST_PARTIAL = 2**20  # floats of partial sums (4 MB)
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+INTERPRETED_BLOCK = 4  # the interpreter cannot tune; which of the blocks below it runs
+
+
+def available() -> bool:
+    """Whether the kernels can run here: Triton and a CUDA device, or Triton's interpreter."""
+    return triton is not None and (INTERPRETED or torch.cuda.is_available())
+
+
+def supports(
+    x_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> bool:
+    """Whether the kernels cover this layer. Arguments as of ``F.conv2d``; padding is with zeros."""
+    return _obstacle(x_shape, weight_shape, stride, padding, dilation, groups) is None
+
+
+def sign_conv2d(
+    x: Tensor,
+    signs: Tensor,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    inputs: Literal["pm1", "01"] = "pm1",
+) -> Tensor:
+    """``conv2d(B(x), signs)`` with B(x) = sign(x), or 1[x > 1/2] with ``inputs="01"``; sign(0) = +1.
+
+    ``x`` is float16 (N, C, H, W), real-valued, best in channels_last; ``signs`` is (O, C, kh, kw), exactly ±1 (not
+    checked), best in float32 and channels_last. The result is float16 and channels_last: whole numbers, exact. The
+    gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1]) times that of B(x), in float16; the gradient of the signs has
+    their dtype, so that in float32 it cannot overflow. Gradients of gradients are not defined.
+    """
+    problem = _obstacle(x.shape, signs.shape, stride, padding)
+    if problem is not None:
+        raise ValueError(f"sign_conv2d: {problem}")
+    if x.dtype != torch.float16:
+        raise TypeError(f"sign_conv2d: the input is {x.dtype}, which should be torch.float16")
+    if inputs not in ("pm1", "01"):
+        raise ValueError(f"sign_conv2d: inputs={inputs!r} is not 'pm1' or '01'")
+    x = x.contiguous(memory_format=torch.channels_last)
+    # The op multiplies with these halves and gives its gradient to the signs. Out here, the compiler can make
+    # them in the kernel that computes the signs.
+    halves = signs.detach().to(torch.float16).contiguous(memory_format=torch.channels_last)
+    return _forward(x, signs, halves, _single(stride), _single(padding), inputs == "01")
+
+
+def tuned() -> dict[str, dict[tuple[Any, ...], str]]:
+    """The blocks that tuning chose: kernel -> shape -> configuration."""
+    if triton is None or INTERPRETED:
+        return {}
+    kernels = {"fprop": _fprop_kernel, "dgrad": _dgrad_kernel, "wgrad": _wgrad_kernel}
+    return {
+        name: {tuple(key): str(config) for key, config in kernel.cache.items()}
+        for name, kernel in kernels.items()
+    }
+
+
+def _obstacle(
+    x_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int] | str,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> str | None:
+    """Why the kernels do not cover a layer, or None."""
+    if len(x_shape) != 4 or len(weight_shape) != 4:
+        return "input and weight should have four dimensions"
+    if groups != 1 or _single(dilation) != 1:
+        return "groups and dilation are not supported"
+    if _single(stride) < 1 or _single(padding) < 0:
+        return f"stride {stride} or padding {padding} is not one number for both directions"
+    (n, c, h, w), (o, weight_c, kh, kw) = x_shape, weight_shape
+    if weight_c != c:
+        return f"the input has {c} channels, the weight {weight_c}"
+    if c % 16 or o % 16:
+        return f"{c} and {o} channels are not both multiples of 16"
+    if c * kh * kw > MOST_TERMS:
+        return f"{c * kh * kw} terms a sum; float16 is exact to {MOST_TERMS}"
+    if min(n, c, o, h, w, kh, kw) < 1:
+        return "nothing to compute"
+    ho, wo = _output_size((h, w), (kh, kw), _single(stride), _single(padding))
+    if min(ho, wo) < 1:
+        return f"a {kh}×{kw} kernel is larger than the padded {h}×{w} input"
+    if max(n * h * w * c, n * ho * wo * o) > MOST_ELEMENTS:
+        return "too many elements for 32-bit offsets"
+    return None
+
+
+def _single(value: int | Sequence[int] | str) -> int:
+    """The one number behind 2 or (2, 2); −1 where there is none."""
+    if isinstance(value, str):
+        return -1
+    if isinstance(value, Sequence):
+        return value[0] if len(set(value)) == 1 else -1
+    return value
+
+
+def _output_size(
+    size: tuple[int, int], kernel: tuple[int, int], stride: int, padding: int
+) -> tuple[int, int]:
+    height, width = (
+        (length + 2 * padding - taps) // stride + 1
+        for length, taps in zip(size, kernel, strict=True)
+    )
+    return height, width
+
+
+# ------------------------------------------------------------------------------------------- kernels
+
+
+def _jit(function: Callable[..., Any]) -> Any:
+    return function if triton is None else triton.jit(function)
+
+
+# A step of the sum takes GROUP · PART values, PART being the largest power of two that divides the channels, up
+# to 64. UNROLL: straight code, no copies in flight; otherwise a loop with num_stages − 1 copies in flight.
+PIXEL_BLOCKS = [
+    # BLOCK_P, GROUP, UNROLL, num_warps, num_stages
+    (128, 1, True, 4, 1),
+    (64, 1, True, 2, 1),
+    (64, 1, True, 4, 1),
+    (256, 1, True, 8, 1),
+    (64, 4, True, 4, 1),
+    (64, 1, False, 4, 4),
+    (128, 2, False, 4, 3),
+    (32, 1, False, 2, 4),
+    (32, 2, False, 4, 3),
+]
+# BLOCK_P pixels a step, GROUP · PART values of (kh, kw, c) a program.
+CHUNK_BLOCKS = [
+    # BLOCK_P, GROUP, num_warps, num_stages
+    (64, 4, 4, 3),
+    (128, 4, 4, 3),
+    (64, 2, 4, 3),
+    (128, 2, 4, 3),
+    (64, 1, 4, 4),
+    (64, 1, 2, 4),
+]
+SHAPE = ["H", "W", "C", "O", "KH", "KW", "STRIDE", "PADDING"]
+
+
+def _time(call: Callable[[], None], quantiles: Sequence[float]) -> list[float]:
+    """Milliseconds a call. The device sleeps while calls queue up, or launching is what would be timed."""
+    call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(5):
+        torch.cuda._sleep(2_000_000)
+        start.record()
+        for _ in range(10):
+            call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 10)
+    return [sorted(times)[2]] * len(quantiles)
+
+
+def _pixel_blocks(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+    """Leave out blocks far from right: too few or too many programs, too much in registers."""
+    columns = kwargs.get("BLOCK_O") or kwargs["BLOCK_C"]
+
+    def fits(config: Any) -> bool:
+        block, unroll = config.kwargs["BLOCK_P"], config.kwargs["UNROLL"]
+        values = block * max(config.kwargs["GROUP"] * kwargs["PART"], columns)
+        programs = _cdiv(kwargs["pixels"], block)
+        return 48 <= programs <= 2048 and values <= (1024 if unroll else 2048) * config.num_warps
+
+    return [config for config in configs if fits(config)] or configs[2:3]
+
+
+def _chunk_blocks(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+    def fits(config: Any) -> bool:
+        values = config.kwargs["GROUP"] * kwargs["PART"]
+        tile = values * max(kwargs["BLOCK_O"], config.kwargs["BLOCK_P"])
+        pixels = kwargs["HO"] * kwargs["WO"]
+        return tile <= 2048 * config.num_warps and config.kwargs["BLOCK_P"] <= max(64, pixels)
+
+    return [config for config in configs if fits(config)] or configs[4:5]
+
+
+def _tuned(configs: list[Any], key: list[str], prune: Any) -> Callable[[Any], Any]:
+    if triton is None:
+        return lambda kernel: kernel
+    return triton.autotune(
+        configs=configs,
+        key=key,
+        prune_configs_by={"early_config_prune": prune},
+        do_bench=_time,
+    )
+
+
+def _pixel_configs() -> list[Any]:
+    if triton is None:
+        return []
+    configs = [
+        triton.Config(
+            {"BLOCK_P": pixels, "GROUP": group, "UNROLL": unroll},
+            num_warps=warps,
+            num_stages=stages,
+        )
+        for pixels, group, unroll, warps, stages in PIXEL_BLOCKS
+    ]
+    return configs[INTERPRETED_BLOCK : INTERPRETED_BLOCK + 1] if INTERPRETED else configs
+
+
+def _chunk_configs() -> list[Any]:
+    if triton is None:
+        return []
+    configs = [
+        triton.Config({"BLOCK_P": pixels, "GROUP": group}, num_warps=warps, num_stages=stages)
+        for pixels, group, warps, stages in CHUNK_BLOCKS
+    ]
+    return configs[INTERPRETED_BLOCK : INTERPRETED_BLOCK + 1] if INTERPRETED else configs
+
+
+@_jit
+def _binary(x, inside, ZERO_ONE: tl.constexpr):
+    """B(x), and 0 outside the image, where x has been read as 0."""
+    if ZERO_ONE:
+        return (x > 0.5).to(tl.float16)
+    bits = (x + 0.0).to(tl.int16, bitcast=True)
+    one = tl.where(inside, 0x3C00, 0).to(tl.int16)
+    return ((bits & -0x8000) | one).to(tl.float16, bitcast=True)
+
+
+@_jit
+def _taps(
+    top,
+    left,
+    exists,
+    step,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Where the values k = step · BLOCK_K ... of output pixels lie: offset from (top, left), inside or not."""
+    lane = tl.arange(0, BLOCK_K)
+    if C % BLOCK_K == 0:  # all of one tap: one check a row
+        tap = step // (C // BLOCK_K)
+        ih = top + tap // KW
+        iw = left + tap % KW
+        inside = exists & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+        first = (tap // KW * W + tap % KW) * C + step % (C // BLOCK_K) * BLOCK_K
+        return lane[None, :] + first, inside[:, None]
+    else:
+        k = step * BLOCK_K + lane
+        tap = k // C
+        ih = top[:, None] + (tap // KW)[None, :]
+        iw = left[:, None] + (tap % KW)[None, :]
+        inside = exists[:, None] & (k < KH * KW * C)[None, :]
+        inside = inside & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+        return ((tap // KW * W + tap % KW) * C + k % C)[None, :], inside
+
+
+@_jit
+def _fprop_step(
+    total,
+    x_at,
+    top,
+    left,
+    exists,
+    s_at,
+    o,
+    step,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    ZERO_ONE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    offset, inside = _taps(top, left, exists, step, H, W, C, KH, KW, BLOCK_K)
+    x = tl.load(x_at[:, None] + offset, mask=inside, other=0.0)
+    k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+    known = (k < KH * KW * C)[:, None] & (o < O)[None, :]
+    signs = tl.load(s_at[None, :] + k[:, None], mask=known, other=0.0)
+    return tl.dot(_binary(x, inside, ZERO_ONE), signs, total)
+
+
+@_tuned(_pixel_configs(), ["pixels", *SHAPE], _pixel_blocks)
+@_jit
+def _fprop_kernel(
+    x_ptr,
+    s_ptr,
+    y_ptr,
+    pixels,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    C: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    ZERO_ONE: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    GROUP: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """BLOCK_P output pixels × BLOCK_O output channels."""
+    K: tl.constexpr = KH * KW * C
+    BLOCK_K: tl.constexpr = GROUP * PART
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    row = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
+    exists = row < pixels
+    top = row // WO % HO * STRIDE - PADDING
+    left = row % WO * STRIDE - PADDING
+    x_at = x_ptr + ((row // (WO * HO) * H + top) * W + left) * C
+    s_at = s_ptr + o * K
+    total = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
+    if UNROLL:
+        for step in tl.static_range(STEPS):
+            total = _fprop_step(
+                total, x_at, top, left, exists, s_at, o, step,
+                H, W, C, O, KH, KW, ZERO_ONE, BLOCK_K,
+            )  # fmt: skip
+    else:
+        for step in tl.range(STEPS):
+            total = _fprop_step(
+                total, x_at, top, left, exists, s_at, o, step,
+                H, W, C, O, KH, KW, ZERO_ONE, BLOCK_K,
+            )  # fmt: skip
+    known = exists[:, None] & (o < O)[None, :]
+    tl.store(y_ptr + row[:, None] * O + o[None, :], total.to(tl.float16), mask=known)
+
+
+@_jit
+def _dgrad_step(
+    total,
+    g_at,
+    oh,
+    ow,
+    s_ptr,
+    c,
+    first_kh,
+    first_kw,
+    step,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    C: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One step of the sum over k = (a, b, o), the taps being first_kh + a · STRIDE, first_kw + b · STRIDE."""
+    TAPS_W: tl.constexpr = (KW + STRIDE - 1) // STRIDE
+    lane = tl.arange(0, BLOCK_K)
+    if O % BLOCK_K == 0:  # all of one tap
+        tap = step // (O // BLOCK_K)
+        a = tap // TAPS_W
+        b = tap % TAPS_W
+        kh = first_kh + a * STRIDE
+        kw = first_kw + b * STRIDE
+        inside = (oh >= a) & (oh - a < HO) & (ow >= b) & (ow - b < WO) & (kh < KH) & (kw < KW)
+        first = step % (O // BLOCK_K) * BLOCK_K
+        offset = lane + (first - (a * WO + b) * O)
+        g = tl.load(g_at[:, None] + offset[None, :], mask=inside[:, None], other=0.0)
+        s_at = (first + lane) * (KH * KW * C) + (kh * KW + kw) * C
+        known = ((first + lane < O) & (kh < KH) & (kw < KW))[:, None] & (c < C)[None, :]
+    else:
+        k = step * BLOCK_K + lane
+        tap = k // O
+        a = tap // TAPS_W
+        b = tap % TAPS_W
+        kh = first_kh + a * STRIDE
+        kw = first_kw + b * STRIDE
+        used = (kh < KH) & (kw < KW)
+        inside = (oh[:, None] >= a[None, :]) & (oh[:, None] - a[None, :] < HO) & used[None, :]
+        inside = inside & (ow[:, None] >= b[None, :]) & (ow[:, None] - b[None, :] < WO)
+        offset = k % O - (a * WO + b) * O
+        g = tl.load(g_at[:, None] + offset[None, :], mask=inside, other=0.0)
+        s_at = k % O * (KH * KW * C) + (kh * KW + kw) * C
+        known = used[:, None] & (c < C)[None, :]
+    signs = tl.load(s_ptr + s_at[:, None] + c[None, :], mask=known, other=0.0)
+    return tl.dot(g, signs, total)
+
+
+@_tuned(_pixel_configs(), ["pixels", *SHAPE], _pixel_blocks)
+@_jit
+def _dgrad_kernel(
+    g_ptr,
+    x_ptr,
+    s_ptr,
+    out_ptr,
+    pixels,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    C: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    ZERO_ONE: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    GROUP: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """BLOCK_P input pixels of one class × BLOCK_C input channels; ``pixels`` is the most a class has."""
+    BLOCK_K: tl.constexpr = GROUP * PART
+    TAPS_H: tl.constexpr = (KH + STRIDE - 1) // STRIDE
+    TAPS_W: tl.constexpr = (KW + STRIDE - 1) // STRIDE
+    STEPS: tl.constexpr = (TAPS_H * TAPS_W * O + BLOCK_K - 1) // BLOCK_K
+    CLASS_H: tl.constexpr = (H + STRIDE - 1) // STRIDE
+    CLASS_W: tl.constexpr = (W + STRIDE - 1) // STRIDE
+    row = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    n = row // (CLASS_W * CLASS_H)
+    i = row // CLASS_W % CLASS_H
+    j = row % CLASS_W
+    # (oh, ow): the output pixel that the class's first tap leads to
+    if STRIDE == 1:
+        ih = i
+        iw = j
+        first_kh = 0
+        first_kw = 0
+        oh = i + PADDING
+        ow = j + PADDING
+    else:
+        class_h = tl.program_id(2) // STRIDE
+        class_w = tl.program_id(2) % STRIDE
+        ih = i * STRIDE + class_h
+        iw = j * STRIDE + class_w
+        first_kh = (class_h + PADDING) % STRIDE
+        first_kw = (class_w + PADDING) % STRIDE
+        oh = i + (class_h + PADDING) // STRIDE
+        ow = j + (class_w + PADDING) // STRIDE
+    known = ((row < pixels) & (ih < H) & (iw < W))[:, None] & (c < C)[None, :]
+    at = (((n * H + ih) * W + iw) * C)[:, None] + c[None, :]
+    x = tl.load(x_ptr + at, mask=known, other=0.0)
+    oh = tl.where(row < pixels, oh, -1)  # past the end, no tap leads inside
+    g_at = g_ptr + ((n * HO + oh) * WO + ow) * O
+    total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    if UNROLL:
+        for step in tl.static_range(STEPS):
+            total = _dgrad_step(
+                total, g_at, oh, ow, s_ptr, c, first_kh, first_kw, step,
+                HO, WO, C, O, KH, KW, STRIDE, BLOCK_K,
+            )  # fmt: skip
+    else:
+        for step in tl.range(STEPS):
+            total = _dgrad_step(
+                total, g_at, oh, ow, s_ptr, c, first_kh, first_kw, step,
+                HO, WO, C, O, KH, KW, STRIDE, BLOCK_K,
+            )  # fmt: skip
+    if ZERO_ONE:  # noqa: SIM108
+        passes = (x >= 0.0) & (x <= 1.0)
+    else:
+        passes = tl.abs(x) <= 1.0
+    tl.store(out_ptr + at, tl.where(passes, total, 0.0).to(tl.float16), mask=known)
+
+
+@_tuned(_chunk_configs(), ["images", *SHAPE], _chunk_blocks)
+@_jit
+def _wgrad_kernel(
+    g_ptr,
+    x_ptr,
+    out_ptr,
+    images,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    C: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    ZERO_ONE: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The sum over one chunk, for GROUP · PART values of (kh, kw, c) × BLOCK_O output channels.
+
+    A chunk is some positions of BLOCK_P pixels in some images. The inner loop goes through the images, so that
+    all offsets and masks stay the same.
+    """
+    K: tl.constexpr = KH * KW * C
+    BLOCK_K: tl.constexpr = GROUP * PART
+    POSITIONS: tl.constexpr = (HO * WO + BLOCK_P - 1) // BLOCK_P
+    chunk = tl.program_id(0)
+    splits = tl.minimum(tl.num_programs(0), POSITIONS)
+    per_group = tl.cdiv(images, tl.num_programs(0) // splits)
+    first = chunk // splits * per_group
+    last = tl.minimum(first + per_group, images)
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
+    total = tl.zeros((BLOCK_K, BLOCK_O), tl.float32)
+    for position in tl.range(chunk % splits, POSITIONS, splits, num_stages=1):
+        pixel = position * BLOCK_P + tl.arange(0, BLOCK_P)
+        exists = pixel < HO * WO
+        top = pixel // WO * STRIDE - PADDING
+        left = pixel % WO * STRIDE - PADDING
+        offset, inside = _taps(top, left, exists, tl.program_id(1), H, W, C, KH, KW, BLOCK_K)
+        x_at = ((top * W + left) * C)[:, None] + offset
+        g_at = (pixel * O)[:, None] + o[None, :]
+        known = exists[:, None] & (o < O)[None, :]
+        for n in tl.range(first, last):
+            x = tl.load(x_ptr + n * (H * W * C) + x_at, mask=inside, other=0.0)
+            g = tl.load(g_ptr + n * (HO * WO * O) + g_at, mask=known, other=0.0)
+            total = tl.dot(tl.trans(_binary(x, inside, ZERO_ONE)), g, total)
+    at = (chunk * O + o)[None, :] * K + k[:, None]
+    tl.store(out_ptr + at, total, mask=(k < K)[:, None] & (o < O)[None, :])
+
+
+# ------------------------------------------------------------------------------------- torch operators
+
+
+def _power(count: int, most: int) -> int:
+    """The smallest power of two that covers ``count``, between 16 and ``most``."""
+    return min(most, max(16, 1 << (count - 1).bit_length()))
+
+
+def _part(channels: int) -> int:
+    """The largest power of two that divides ``channels``, up to 64."""
+    return min(64, channels & -channels)
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _chunks(x: Tensor, size: tuple[int, int], terms: int, outputs: int) -> int:
+    """How many partial sums the sign gradient has: enough programs to fill the device, no more."""
+    if x.device.type == "cuda":
+        processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    else:
+        processors = 2
+    programs = _cdiv(terms, 64) * _cdiv(outputs, _power(outputs, 128))
+    wanted = min(_cdiv(PROGRAMS_PER_SM * processors, programs), MOST_PARTIAL // (terms * outputs))
+    images, positions = x.shape[0], _cdiv(size[0] * size[1], 64)
+    splits = _cdiv(positions, _cdiv(positions, max(1, wanted)))  # even shares
+    return splits * _cdiv(images, _cdiv(images, max(1, wanted // splits)))
+
+
+def _check(x: Tensor, *others: Tensor) -> None:
+    if not available() or not (INTERPRETED or x.is_cuda):
+        raise RuntimeError(
+            f"sign_conv2d needs Triton and a CUDA device; the input is on {x.device}"
+        )
+    for tensor in (x, *others):
+        if tensor.dtype != torch.float16 or tensor.device != x.device:
+            raise TypeError(
+                f"sign_conv2d: a tensor of {tensor.dtype} on {tensor.device}, "
+                f"which should be torch.float16 on {x.device}"
+            )
+        if not tensor.is_contiguous(memory_format=torch.channels_last):
+            raise ValueError("sign_conv2d: a tensor is not in channels_last memory format")
+
+
+def _geometry(
+    x: Tensor, weight_shape: Sequence[int], stride: int, padding: int, zero_one: bool
+) -> dict[str, Any]:
+    o, c, kh, kw = weight_shape
+    h, w = x.shape[2:]
+    ho, wo = _output_size((h, w), (kh, kw), stride, padding)
+    return {
+        "H": h,
+        "W": w,
+        "HO": ho,
+        "WO": wo,
+        "C": c,
+        "O": o,
+        "KH": kh,
+        "KW": kw,
+        "STRIDE": stride,
+        "PADDING": padding,
+        "ZERO_ONE": zero_one,
+    }
+
+
+def _empty_output(x: Tensor, weight_shape: Sequence[int], stride: int, padding: int) -> Tensor:
+    o, _, kh, kw = weight_shape
+    ho, wo = _output_size((x.shape[2], x.shape[3]), (kh, kw), stride, padding)
+    return torch.empty(
+        (x.shape[0], o, ho, wo),
+        dtype=torch.float16,
+        device=x.device,
+        memory_format=torch.channels_last,
+    )
+
+
+def _empty_partial(x: Tensor, grad: Tensor, kh: int, kw: int) -> Tensor:
+    c, (o, *size) = x.shape[1], grad.shape[1:]
+    chunks = _chunks(x, (size[0], size[1]), c * kh * kw, o)
+    return torch.empty((chunks, o, kh, kw, c), dtype=torch.float32, device=x.device)
+
+
+@torch.library.custom_op("unflip::sign_conv2d", mutates_args=())
+def _forward(
+    x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, zero_one: bool
+) -> Tensor:
+    """``halves`` are the signs to multiply with; ``signs`` only receives the gradient."""
+    _check(x, halves)
+    y = _empty_output(x, halves.shape, stride, padding)
+    o = halves.shape[0]
+    pixels = y.shape[0] * y.shape[2] * y.shape[3]
+    block_o = _power(o, 128)
+    with torch.cuda.device_of(x):
+        _fprop_kernel[lambda meta: (_cdiv(pixels, meta["BLOCK_P"]), _cdiv(o, block_o))](
+            x_ptr=x,
+            s_ptr=halves,
+            y_ptr=y,
+            pixels=pixels,
+            **_geometry(x, halves.shape, stride, padding, zero_one),
+            PART=_part(x.shape[1]),
+            BLOCK_O=block_o,
+        )
+    return y
+
+
+@_forward.register_fake
+def _(
+    x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, zero_one: bool
+) -> Tensor:
+    return _empty_output(x, halves.shape, stride, padding)
+
+
+@torch.library.custom_op("unflip::sign_conv2d_dgrad", mutates_args=())
+def _dgrad(
+    grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, zero_one: bool
+) -> Tensor:
+    """The gradient of x, straight through the sign and clipped."""
+    _check(x, grad, halves)
+    out = torch.empty_like(x, memory_format=torch.channels_last)
+    n, c, h, w = x.shape
+    pixels = n * _cdiv(h, stride) * _cdiv(w, stride)
+    block_c = _power(c, 128)
+    with torch.cuda.device_of(x):
+        _dgrad_kernel[
+            lambda meta: (_cdiv(pixels, meta["BLOCK_P"]), _cdiv(c, block_c), stride * stride)
+        ](
+            g_ptr=grad,
+            x_ptr=x,
+            s_ptr=halves,
+            out_ptr=out,
+            pixels=pixels,
+            **_geometry(x, halves.shape, stride, padding, zero_one),
+            PART=_part(halves.shape[0]),
+            BLOCK_C=block_c,
+        )
+    return out
+
+
+@_dgrad.register_fake
+def _(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, zero_one: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("unflip::sign_conv2d_wgrad", mutates_args=())
+def _wgrad(
+    grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, zero_one: bool
+) -> Tensor:
+    """Partial sums (chunks, O, kh, kw, C) in float32; their sum over chunks is the signs' gradient."""
+    _check(x, grad)
+    out = _empty_partial(x, grad, kh, kw)
+    c, o = x.shape[1], grad.shape[1]
+    block_o, part = _power(o, 128), _part(c)
+    with torch.cuda.device_of(x):
+        _wgrad_kernel[
+            lambda meta: (
+                out.shape[0],
+                _cdiv(c * kh * kw, part * meta["GROUP"]),
+                _cdiv(o, block_o),
+            )
+        ](
+            g_ptr=grad,
+            x_ptr=x,
+            out_ptr=out,
+            images=x.shape[0],
+            **_geometry(x, (o, c, kh, kw), stride, padding, zero_one),
+            PART=part,
+            BLOCK_O=block_o,
+        )
+    return out
+
+
+@_wgrad.register_fake
+def _(
+    grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, zero_one: bool
+) -> Tensor:
+    return _empty_partial(x, grad, kh, kw)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, signs, halves, ctx.stride, ctx.padding, ctx.zero_one = inputs
+    ctx.signs_dtype = signs.dtype
+    ctx.save_for_backward(x, halves)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, halves = ctx.saved_tensors
+    grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
+    grad_x = grad_signs = None
+    if ctx.needs_input_grad[0]:
+        grad_x = _dgrad(grad, x, halves, ctx.stride, ctx.padding, ctx.zero_one)
+    if ctx.needs_input_grad[1]:
+        kh, kw = halves.shape[2:]
+        partial = _wgrad(grad, x, kh, kw, ctx.stride, ctx.padding, ctx.zero_one)
+        grad_signs = partial.sum(0).permute(0, 3, 1, 2).to(ctx.signs_dtype)
+    return grad_x, grad_signs, None, None, None, None
+
+
+_forward.register_autograd(_backward, setup_context=_save)

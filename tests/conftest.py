@@ -1,0 +1,106 @@
+"""What several tests share: ``unflip`` as a command in a process of its own.
+
+Importing torch takes a second or two, and some tests start dozens of processes. They are forked from one that
+has imported everything, and are otherwise what ``python -m unflip`` is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(__file__).with_name("command.py")
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["unflip.cli", "unflip.data.digits", "sklearn.datasets"])
+
+
+@dataclass
+class Command:
+    """A running ``unflip`` command."""
+
+    process: BaseProcess
+    folder: Path
+
+    def wait(self, seconds: float = 120) -> Command:
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"still running: {self.out}{self.err}"
+        return self
+
+    def wait_for(self, happened: Callable[[], bool], seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while not happened():
+            assert self.process.is_alive(), f"ended too early: {self.out}{self.err}"
+            assert time.monotonic() < end, f"waited in vain: {self.out}{self.err}"
+            time.sleep(0.002)
+
+    def send(self, number: signal.Signals) -> Command:
+        assert self.process.pid is not None
+        if self.process.is_alive():
+            os.kill(self.process.pid, number)
+        return self.wait()
+
+    @property
+    def code(self) -> int:
+        """The exit code; minus the signal's number if one ended it."""
+        assert self.process.exitcode is not None
+        return self.process.exitcode
+
+    @property
+    def out(self) -> str:
+        return self._read("stdout")
+
+    @property
+    def err(self) -> str:
+        return self._read("stderr")
+
+    def _read(self, stream: str) -> str:
+        """Empty where the process died before it had opened the file."""
+        path = self.folder / stream
+        return path.read_text() if path.exists() else ""
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """``start("train", "digits-dorefa", ...)`` begins the command in a folder of its own."""
+    started: list[Command] = []
+
+    def begin(
+        *arguments: object,
+        checkpoint_seconds: float | None = None,
+        die_at_write: int | None = None,
+    ) -> Command:
+        folder = tmp_path_factory.mktemp("command")
+        settings = {
+            "ARGUMENTS": [str(a) for a in arguments],
+            "FOLDER": str(folder),
+            "CHECKPOINT_SECONDS": checkpoint_seconds,
+            "DIE_AT_WRITE": die_at_write,
+        }
+        process = _server.Process(target=runpy.run_path, args=(str(COMMAND), settings, "__main__"))
+        process.start()
+        started.append(Command(process, folder))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.is_alive():
+            command.send(signal.SIGKILL)
+
+
+@pytest.fixture
+def unflip(start: Start) -> Start:
+    """Runs the command to its end."""
+    return lambda *arguments, **options: start(*arguments, **options).wait()

@@ -1,0 +1,267 @@
+"""The ``unflip`` command as a person meets it: what it prints, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unflip import __version__, methods
+from unflip.data.cifar import load_cifar10
+from unflip.train.recipe import recipe_names
+
+Start = Callable[..., Any]
+
+COMMANDS = ("methods", "recipes", "cost", "train", "runs", "demo")
+TINY = ("digits-dorefa", "model.width=2", "data.validation=1200", "epochs=2")
+
+
+def one_line_error(command: Any) -> str:
+    """What a failed command said: one line on stderr, no traceback, nothing on stdout."""
+    assert command.code not in (0, None)
+    assert command.out == ""
+    assert "Traceback" not in command.err
+    lines = [line for line in command.err.splitlines() if not line.startswith("Try 'unflip")]
+    assert len(lines) == 1, command.err
+    assert lines[0].startswith("unflip: ")
+    return lines[0]
+
+
+def test_python_dash_m_unflip_prints_the_version() -> None:
+    """The one test here that pays for a new interpreter: the others fork (conftest.py)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "unflip", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == __version__
+
+
+def test_the_installed_command_is_the_same_thing() -> None:
+    script = Path(sys.executable).with_name("unflip")
+    assert script.exists()
+    assert "unflip.__main__" in script.read_text()
+
+
+def test_no_arguments_shows_every_command(unflip: Start) -> None:
+    shown = unflip()
+    text = shown.out + shown.err
+    assert all(command in text for command in COMMANDS)
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help(unflip: Start, command: str | None) -> None:
+    shown = unflip(*([command] if command else []), "--help")
+    assert shown.code == 0
+    assert shown.err == ""
+    assert f"Usage: unflip {command or '[OPTIONS]'}" in shown.out
+
+
+def test_help_lists_no_command_this_file_forgets(unflip: Start) -> None:
+    after = unflip("--help").out.split("Commands")[1]
+    listed = {
+        line.split()[1] for line in after.splitlines() if line.startswith("│ ") and line[2] != " "
+    }
+    assert listed == set(COMMANDS)
+
+
+def test_methods_lists_the_six(unflip: Start) -> None:
+    shown = unflip("methods")
+    assert shown.code == 0
+    first_words = [line.split()[0] for line in shown.out.splitlines() if line.strip()]
+    known = ["binarynet", "bireal", "bwn", "dorefa", "lns", "xnor"]
+    assert [word for word in first_words if word in known] == known
+    assert methods.names() == known
+
+
+@pytest.mark.parametrize(
+    ("name", "formula", "paper", "option"),
+    [
+        ("lns", "ℓ̃(q̂, q̃) = [(1 − ρ₋q̃) ℓ(q̂, q̃) − ρq̃ ℓ(q̂, −q̃)]", "2010.04871", "rho_plus = 0.005"),
+        ("dorefa", "Q = E(|W|) · sign(W)", "1606.06160", "inputs = '01'"),
+    ],
+)
+def test_methods_describes_one(
+    unflip: Start, name: str, formula: str, paper: str, option: str
+) -> None:
+    shown = unflip("methods", name)
+    assert shown.code == 0
+    for part in (formula, paper, option):
+        assert part in shown.out
+
+
+def test_recipes_lists_all_with_what_they_are(unflip: Start) -> None:
+    shown = unflip("recipes")
+    assert shown.code == 0
+    for name in recipe_names():
+        [line] = [line for line in shown.out.splitlines() if line.split()[:1] == [name]]
+        assert len(line.split()) > 4, "a recipe should say what it is about"
+
+
+def test_cost_has_the_papers_numbers(unflip: Start) -> None:
+    """Table 1 of the LNS paper: a 1-bit ResNet-18 is 34 Mbit and 1.63 · 10⁸ FLOPs."""
+    shown = unflip("cost", "resnet18", "--method", "dorefa", "--json")
+    assert shown.code == 0
+    found = json.loads(shown.out)
+    assert type(found["memory_bits"]) in (int, float)
+    assert type(found["flops"]) in (int, float)
+    assert found["memory_bits"] / 1e6 == pytest.approx(34, abs=0.6)
+    assert found["flops"] / 1e6 == pytest.approx(163, rel=0.03)
+
+
+def test_cost_as_a_table(unflip: Start) -> None:
+    options = ("--option", "input_bits=2", "--model-option", "width=4")
+    shown = unflip("cost", "resnet20", "--method", "dorefa", *options)
+    assert shown.code == 0
+    rows = [line for line in shown.out.splitlines() if "layer3.2.conv2" in line]
+    assert len(rows) == 1, "a row is one line where the output is no terminal"
+    assert "Mbit" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["cost", "resnet19"], ["unknown model 'resnet19'", "Did you mean 'resnet18'?"]),
+        (["cost", "resnet18", "--method", "dorefaa"], ["'dorefaa'", "Did you mean 'dorefa'?"]),
+        (["cost", "resnet18", "--option", "bits"], ["'bits'", "name=value"]),
+        (["cost", "resnet18", "--model-option", "widht=3"], ["'widht'", "Did you mean 'width'?"]),
+        (["methods", "lsn"], ["unknown method 'lsn'", "Did you mean 'lns'?"]),
+        (["train", "digits-dorefaa"], ["unknown recipe", "Did you mean 'digits-dorefa'?"]),
+        (["train", "nowhere.yaml"], ["no recipe file nowhere.yaml"]),
+        (["train", "digits-dorefa", "epoch=3"], ["epoch: unknown field", "'epochs'"]),
+        (["train", "digits-dorefa", "optimizer.lr=nan"], ["optimizer.lr", "finite"]),
+        (["train", "digits-dorefa", "epochs"], ["'epochs'", "field=value"]),
+        (["train", "digits-dorefa", "epochs=["], ["'epochs=['", "not YAML"]),
+        (["train", "digits-dorefa", "model.widht=3"], ["'widht'", "Did you mean 'width'?"]),
+        (["train", "digits-dorefa", "batch_size=5000"], ["batch_size=5000", "1347"]),
+        (["train", "digits-dorefa", "data.validation=1347"], ["validation=1347", "1346"]),
+        (["train", "digits-dorefa", "--device", "tpu"], ["device='tpu'", "cpu or cuda"]),
+        (["train", "digits-dorefa", "--start", "there"], ["starts from nothing"]),
+        (["train", "digits-lns", "--start", "there"], ["digits-dorefa", "there is not one"]),
+        (["train", "digits-dorefa", "--sedes", "2"], ["--sedes"]),
+        (["train", "digits-dorefa", "--seeds", "0"], ["--seeds", "1"]),
+        (["train"], ["Missing argument", "recipe"]),
+        (["runs", "nowhere"], ["no runs in nowhere", "unflip train RECIPE"]),
+        (["fly"], ["fly"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    unflip: Start, arguments: list[str], says: list[str]
+) -> None:
+    command = unflip(*arguments)
+    line = one_line_error(command)
+    for part in says:
+        assert part in line
+    assert sorted(p.name for p in command.folder.iterdir()) == ["stderr", "stdout"]
+
+
+def test_cuda_without_a_gpu_is_said(unflip: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = unflip("train", "digits-dorefa", "--device", "cuda:99")
+    assert "cuda:99" in one_line_error(command)
+    assert not (command.folder / "runs").exists()
+
+
+def test_no_data_says_what_to_download(unflip: Start) -> None:
+    command = unflip("train", "cifar10-resnet20-dorefa", "--data", "nowhere")
+    line = one_line_error(command)
+    with pytest.raises(ValueError, match="nowhere") as expected:
+        load_cifar10(Path("nowhere"))
+    assert str(expected.value) in line
+    assert "Download cifar-10-binary.tar.gz" in line
+    assert "https://www.cs.toronto.edu/~kriz/" in line
+    assert sorted(p.name for p in command.folder.iterdir()) == ["stderr", "stdout"]
+
+
+def test_a_truncated_archive_is_recognised(unflip: Start, tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"\x1f\x8b\x08\x00" + bytes(1000))
+    command = unflip("train", "cifar10-resnet20-dorefa", "--data", tmp_path)
+    assert str(tmp_path / "cifar-10-binary.tar.gz") in one_line_error(command)
+    assert sorted(p.name for p in command.folder.iterdir()) == ["stderr", "stdout"]
+
+
+def test_an_out_that_is_a_file(unflip: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    command = unflip("train", *TINY, "--out", tmp_path / "file")
+    assert str(tmp_path / "file") in one_line_error(command)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_train_then_runs(start: Start, unflip: Start, tmp_path: Path) -> None:
+    """A run is running, interrupted, finished; and goes to runs/RECIPE when nothing else is said."""
+
+    def listed() -> list[str]:
+        shown = unflip("runs", tmp_path)
+        assert shown.code == 0
+        [line] = [line for line in shown.out.splitlines() if "digits-dorefa" in line]
+        return line.split()[1:]  # less the folder
+
+    out = tmp_path / "out"
+    command = start("train", *TINY, "epochs=500", "--out", out, checkpoint_seconds=0)
+    metrics = out / "seed-0" / "metrics.jsonl"
+    command.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
+    assert listed()[:3] == ["digits-dorefa", "0", "running"]
+    assert command.send(signal.SIGINT).code == 130
+    assert "run the same command to go on" in command.err
+    assert listed()[2] == "interrupted"
+    assert listed()[3].endswith("/500")
+
+    done = unflip("train", *TINY, "--out", tmp_path / "out", "--seeds", "2")
+    assert "epochs is 500 there and 2 here" in one_line_error(done)
+
+    for file in (out / "seed-0").iterdir():
+        file.unlink()
+    done = unflip("train", *TINY, "--out", out, "--seeds", "1")
+    assert done.code == 0, done.err
+    assert "validation accuracy" in done.out
+    result = json.loads((out / "seed-0" / "result.json").read_text())
+    assert listed() == [
+        "digits-dorefa",
+        "0",
+        "finished",
+        "2/2",
+        f"{result['accuracy']:.2f}",
+        "%",
+    ]
+
+
+def test_the_folder_of_a_run_that_is_not_named(unflip: Start) -> None:
+    """And a recipe that starts from another trains that first, with the same data and model."""
+    shared = ["model.width=2", "data.validation=1200"]
+    command = unflip("train", "digits-finetune", *shared, "epochs=1")
+    assert command.code == 0, command.err
+    runs = command.folder / "runs"
+    assert sorted(p.name for p in runs.iterdir()) == ["digits-dorefa", "digits-finetune"]
+    for name in ("digits-dorefa", "digits-finetune"):
+        saved = json.loads((runs / name / "seed-0" / "recipe.json").read_text())["recipe"]
+        assert saved["model"]["width"] == 2
+        assert saved["data"]["validation"] == 1200
+    assert saved["epochs"] == 1
+    assert "which is not finished" in command.out
+
+
+def test_other_files_do_not_disturb_runs(unflip: Start, tmp_path: Path) -> None:
+    for name, text in (("a", "{}"), ("b", "[1"), ("c", '{"recipe": {"name": "soup"}}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.json").write_text(text)
+    assert "no runs in" in one_line_error(unflip("runs", tmp_path))
+
+
+def test_missing_parts_are_named(tmp_path: Path) -> None:
+    """Without the ``train`` extra the command says what to install."""
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')")
+    done = subprocess.run(
+        [sys.executable, "-m", "unflip", "methods"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "unflip: typer is not installed. pip install 'unflip[train]'"

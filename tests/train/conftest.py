@@ -1,0 +1,47 @@
+"""What the tests of training share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from unflip.data import ImageSet
+from unflip.data import load as load_data
+from unflip.train import checkpoint as checkpoints
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed_and_one_thread() -> Iterator[None]:
+    """The networks here are tiny: threads would only wait for each other."""
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def digits() -> ImageSet:
+    return load_data("digits", None)
+
+
+@pytest.fixture(scope="session")
+def weights_hash() -> Callable[[Path], str]:
+    """SHA-256 of the model in the newest checkpoint of a run's folder."""
+
+    def digest(folder: Path) -> str:
+        saved, problems = checkpoints.load_latest(folder)
+        assert saved is not None, problems
+        total = hashlib.sha256()
+        names = sorted(name for name in saved.tensors if name.startswith("model."))
+        assert names
+        for name in names:
+            total.update(name.encode())
+            total.update(saved.tensors[name].numpy().tobytes())
+        return total.hexdigest()
+
+    return digest

@@ -1,0 +1,308 @@
+"""Recipes: every shipped one is parsed and run, and a mistake is named."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from unflip.data import ImageSet
+from unflip.layers import binary_layers
+from unflip.methods.lns import MappedSign, warm_start
+from unflip.train.batches import Images
+from unflip.train.engine import Engine
+from unflip.train.learner import Learner, build_model, load_start
+from unflip.train.recipe import Recipe, RecipeError, Schedule, load_recipe, recipe_names
+
+CPU = torch.device("cpu")
+PAPER = [f"cifar10-resnet20-{kind}" for kind in ("float", "dorefa", "finetune", "mapping", "lns")]
+
+
+@pytest.fixture(scope="module")
+def fake_cifar() -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(24) % 10
+    return ImageSet(
+        train_images=images[:16],
+        train_labels=labels[:16],
+        test_images=images[16:],
+        test_labels=labels[16:],
+        classes=tuple("abcdefghij"),
+        mean=(0.49, 0.48, 0.45),
+        std=(0.25, 0.24, 0.26),
+        crop_padding=4,
+        flip=True,
+    )
+
+
+def test_the_papers_recipes_are_shipped() -> None:
+    assert set(PAPER) <= set(recipe_names())
+    assert {"digits-float", "digits-dorefa", "digits-finetune", "digits-lns"} <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_runs_two_steps(
+    name: str, fake_cifar: ImageSet, digits: ImageSet
+) -> None:
+    """From its start run's network, through its warm start, with its optimizer."""
+    recipe = load_recipe(name, ["batch_size=8"])
+    assert recipe.about
+    data = fake_cifar if recipe.data.name == "cifar10" else digits
+    model = build_model(recipe, data, seed=0)
+    if recipe.start:
+        first = build_model(load_recipe(recipe.start), data, seed=1)
+        load_start(model, {f"model.{k}": v for k, v in first.state_dict().items()})
+        assert torch.equal(model.fc.weight, first.fc.weight)  # type: ignore[union-attr, arg-type]
+    if recipe.warm_start:
+        warm_start(model, steps=2)
+    learner = Learner(recipe, model, Images(data, CPU), CPU)
+    learner.start_epoch(seed=0, epoch=0, factor=recipe.schedule.factor_at(0, recipe.epochs))
+    before = learner.snapshot()
+    engine = Engine([learner], compiled=True, captured=True)
+    engine.step()
+    engine.step()
+    assert learner.position.item() == 2
+    assert learner.loss_sum.isfinite()
+    assert 0.1 < learner.loss_sum.item() / 2 < 20
+    moved = {n for n, v in learner.state().items() if not torch.equal(v, before[n])}
+    for parameter, _ in model.named_parameters():
+        assert f"model.{parameter}" in moved, f"{parameter} does not learn"
+    assert bool(list(binary_layers(model))) == (recipe.method != "float")
+
+
+def test_the_papers_settings() -> None:
+    """Section 4.1 of the paper; what it is silent about is not tested here."""
+    baseline = load_recipe("cifar10-resnet20-dorefa")
+    assert (baseline.epochs, baseline.batch_size) == (400, 128)
+    assert (baseline.optimizer.name, baseline.optimizer.lr) == ("sgd", 0.1)
+    assert (baseline.optimizer.momentum, baseline.optimizer.weight_decay) == (0.9, 0)
+    for kind in ("finetune", "mapping", "lns"):
+        tuned = load_recipe(f"cifar10-resnet20-{kind}")
+        assert (tuned.epochs, tuned.batch_size) == (120, 128)
+        assert (tuned.optimizer.lr, tuned.optimizer.weight_decay) == (0.01, 0)
+        assert tuned.start == "cifar10-resnet20-dorefa"
+        assert tuned.model == baseline.model
+        factors = [tuned.schedule.factor_at(e, 120) for e in (0, 29, 30, 59, 60, 89, 90, 119)]
+        assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    lns = load_recipe("cifar10-resnet20-lns").method
+    mapping = load_recipe("cifar10-resnet20-mapping").method
+    assert isinstance(lns, dict)
+    assert isinstance(mapping, dict)
+    assert (lns["alpha"], lns["rho_plus"], lns["rho_minus"]) == (1, 0.005, 0.005)
+    assert mapping["alpha"] == 0
+    assert lns["base"] == mapping["base"] == baseline.method
+
+
+def test_the_mapping_recipe_has_mappings_without_supervision(fake_cifar: ImageSet) -> None:
+    model = build_model(load_recipe("cifar10-resnet20-mapping"), fake_cifar, seed=0)
+    binarizers = [layer.weight_binarizer for _, layer in binary_layers(model)]
+    assert binarizers
+    assert all(isinstance(b, MappedSign) for b in binarizers)
+    losses = [
+        layer.weight_binarizer.auxiliary_loss(layer.weight) for _, layer in binary_layers(model)
+    ]
+    assert all(loss is not None and loss.item() == 0 for loss in losses)
+
+
+def test_the_seed_alone_decides_the_first_weights(digits: ImageSet) -> None:
+    recipe = load_recipe("digits-lns")
+    torch.manual_seed(5)
+    first = build_model(recipe, digits, seed=3).state_dict()
+    drawn = torch.rand(1)
+    torch.manual_seed(6)
+    again = build_model(recipe, digits, seed=3).state_dict()
+    other = build_model(recipe, digits, seed=4).state_dict()
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    assert not torch.equal(first["conv1.weight"], other["conv1.weight"])
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn), "building a model should not draw from the caller's"
+
+
+def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
+    overrides = ["optimizer.lr=0.5", "optimizer.latent_lr=0.25", "optimizer.mapping_lr=0.125"]
+    recipe = load_recipe("digits-lns", [*overrides, "model.width=2"])
+    learner = Learner(recipe, build_model(recipe, digits, 0), Images(digits, CPU), CPU)
+    learner.set_rates(0.5)
+    rates = {g["name"]: g["lr"] for g in learner.optimizer.param_groups}
+    assert rates == {"latent": 0.125, "mapping": 0.0625, "rest": 0.25}
+    names = {id(p): n for n, p in learner.model.named_parameters()}
+    found = {g["name"]: {names[id(p)] for p in g["params"]} for g in learner.optimizer.param_groups}
+    assert found["latent"] == {f"{n}.weight" for n, _ in binary_layers(learner.model)}
+    assert all(".weight_binarizer." in n for n in found["mapping"])
+    assert {"conv1.weight", "bn1.weight", "fc.bias", "layer1.0.prelu1.weight"} <= found["rest"]
+    assert sum(map(len, found.values())) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("epoch=3", "epoch: unknown field. Did you mean 'epochs'?"),
+        ("optimiser.lr=0.1", "optimiser: unknown field. Did you mean 'optimizer'?"),
+        ("optimizer.momentun=0.5", "optimizer.momentun: unknown field. Did you mean 'momentum'?"),
+        ("warm_start.agrement=1", "warm_start.agrement: unknown field. Did you mean 'agreement'?"),
+        ("schedule.evry=3", "schedule.evry: unknown field. Did you mean 'every'?"),
+        ("data.validatoin=3", "data.validatoin: unknown field. Did you mean 'validation'?"),
+        ("optimizer.zzz=3", "optimizer.zzz: unknown field. Known: name, lr, latent_lr"),
+        ("method.rho_pls=1", "unknown option of method 'lns' 'rho_pls'. Did you mean 'rho_plus'?"),
+        (
+            "method.base.inputz=pm1",
+            "unknown option of method 'dorefa' 'inputz'. Did you mean 'inputs'?",
+        ),
+        ("method.name=dorefaa", "unknown method 'dorefaa'. Did you mean 'dorefa'?"),
+        ("model.name=resnet2", "unknown model 'resnet2'. Did you mean 'resnet20'?"),
+        ("data.name=digit", "unknown data set 'digit'. Did you mean 'digits'?"),
+        ("precision=float17", "precision: Input should be 'float16' or 'float32'"),
+        ("epochs=0", "epochs: Input should be greater than or equal to 1 (got 0)"),
+        ("epochs=1.5", "epochs: Input should be a valid integer"),
+        ("epochs=ten", "epochs: Input should be a valid integer"),
+        ("data=digits", "data: "),
+        ("method.alpha=.nan", "alpha=nan"),
+        ("method.alpha=much", "'alpha': 'much'"),
+        ("method=3", "method"),
+        ("method={base: dorefa}", "'name'"),
+        ("method=dorefa", "warm_start is for method lns"),
+        ("schedule.every=null", "schedule 'step' needs either every or at"),
+        ("schedule.at=[3, 4]", "schedule 'step' needs either every or at"),
+        ("schedule.factor=1.5", "schedule.factor: Input should be less than 1"),
+    ],
+)
+def test_mistakes_are_named(override: str, says: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe("digits-lns", [override])
+    assert str(error.value).startswith("recipe digits-lns: ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["lr", "latent_lr", "mapping_lr"])
+@pytest.mark.parametrize("value", ["nan", ".nan", "inf", ".inf", "-0.1", "0", "1e400", "-1e-3"])
+def test_a_learning_rate_that_is_none(field: str, value: str) -> None:
+    with pytest.raises(RecipeError, match=rf"optimizer\.{field}: .*(finite|greater than 0)"):
+        load_recipe("digits-dorefa", [f"optimizer.{field}={value}"])
+
+
+@pytest.mark.parametrize("field", ["momentum", "weight_decay"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1e-3"])
+def test_other_numbers_that_are_none(field: str, value: str) -> None:
+    with pytest.raises(RecipeError, match=rf"optimizer\.{field}: "):
+        load_recipe("digits-dorefa", [f"optimizer.{field}={value}"])
+
+
+def test_overrides_become_what_they_say() -> None:
+    recipe = load_recipe(
+        "digits-dorefa",
+        [
+            "optimizer.lr=1e-3",
+            "optimizer.latent_lr=2.5E+2",
+            "epochs=1e1",
+            "sync_batchnorm=true",
+            "allow_no_flips=false",
+            "method.input_bits=2",
+            "method.inputs=01",
+            "model.width=4",
+            "schedule.name=step",
+            "schedule.at=[10, 20]",
+            "name=mine",
+        ],
+    )
+    assert recipe.optimizer.lr == 0.001
+    assert recipe.optimizer.latent_lr == 250
+    assert recipe.epochs == 10
+    assert recipe.sync_batchnorm is True
+    assert recipe.allow_no_flips is False
+    assert recipe.method == {"name": "dorefa", "inputs": "01", "input_bits": 2}
+    assert recipe.model.options["width"] == 4
+    assert recipe.schedule == Schedule(name="step", at=(10, 20))
+    assert recipe.name == "mine"
+
+
+def test_the_last_override_wins_and_a_name_takes_options() -> None:
+    recipe = load_recipe(
+        "digits-float", ["method=lns", "method.alpha=1e-1", "epochs=3", "epochs=4"]
+    )
+    assert isinstance(recipe.method, dict)
+    assert recipe.method["name"] == "lns"
+    assert recipe.method["alpha"] == 0.1
+    assert recipe.epochs == 4
+
+
+@pytest.mark.parametrize("override", ["epochs", "=3", "optimizer.lr:0.1"])
+def test_an_override_without_equals(override: str) -> None:
+    with pytest.raises(RecipeError, match="should look like field=value"):
+        load_recipe("digits-dorefa", [override])
+
+
+@pytest.mark.parametrize("override", ["epochs.many=3", "epochs=["])
+def test_an_override_that_makes_no_sense(override: str) -> None:
+    with pytest.raises(RecipeError, match="override 'epochs"):
+        load_recipe("digits-dorefa", [override])
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "data: {name: digits}\nmodel: {name: vgg_small, width: 4}\nepochs: 2\n"
+        "method: {name: lns, alpha: 1e-2}\noptimizer: {lr: 1e-3}\n"
+    )
+    recipe = load_recipe(path)
+    assert recipe.name == "mine"
+    assert recipe.optimizer.lr == 0.001
+    assert isinstance(recipe.method, dict)
+    assert recipe.method["alpha"] == 0.01
+    again = Recipe.model_validate(recipe.plain())
+    assert again == recipe, "recipe.json holds all of it"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b\n", "should be a YAML mapping of fields, not list"),
+        ("", "should be a YAML mapping of fields, not NoneType"),
+        ("a: [1", "is not YAML"),
+        ("epochs: 3\n", "data: Field required; model: Field required; optimizer: Field required"),
+        ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as error:
+        load_recipe(path)
+    assert str(path) in str(error.value)
+    assert says in str(error.value)
+
+
+def test_unknown_recipes_list_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"'digits-lsn'. Did you mean 'digits-lns'\? Shipped: "):
+        load_recipe("digits-lsn")
+    with pytest.raises(RecipeError, match="there is no recipe file"):
+        load_recipe(tmp_path / "none.yaml")
+
+
+def test_cosine_falls_from_one_to_almost_nothing() -> None:
+    factors = [Schedule(name="cosine").factor_at(epoch, 400) for epoch in range(400)]
+    assert factors[0] == 1
+    assert factors[200] == pytest.approx(0.5)
+    assert factors[399] == pytest.approx(0.5 * (1 + math.cos(math.pi * 399 / 400)))
+    assert 0 < factors[399] < 1e-4
+    assert all(a > b for a, b in pairwise(factors))
+    assert Schedule(name="cosine").factor_at(0, 1) == 1
+
+
+def test_steps_fall_at_their_epochs() -> None:
+    every = Schedule(name="step", every=30)
+    assert [every.factor_at(e, 120) for e in (0, 29)] == [1, 1]
+    assert [every.factor_at(e, 120) for e in (30, 59)] == pytest.approx([0.1, 0.1])
+    assert [every.factor_at(e, 120) for e in (60, 119)] == pytest.approx([0.01, 0.001])
+    at = Schedule(name="step", at=(80, 120, 160), factor=0.2)
+    assert [at.factor_at(e, 200) for e in (0, 79, 80, 119, 120, 159, 160, 199)] == pytest.approx(
+        [1, 1, 0.2, 0.2, 0.04, 0.04, 0.008, 0.008]
+    )
+
+
+def test_constant_stays() -> None:
+    assert {Schedule().factor_at(e, 10) for e in range(10)} == {1.0}
