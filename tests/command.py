@@ -4,28 +4,42 @@ import functools
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
 
 import unflip.cli
 from unflip.__main__ import main
+from unflip.train.engine import Engine
 
 torch.set_num_threads(1)
 
 
-def begin(
-    arguments: list[str], folder: str, checkpoint_seconds: float | None, die_at_write: int | None
-) -> None:
+def begin(arguments: list[str], folder: str, options: dict[str, Any]) -> None:
     os.chdir(folder)
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.argv = ["unflip", *arguments]
-    if checkpoint_seconds is not None:  # the command line has no option for it
-        train = functools.partial(unflip.cli.train_recipe, checkpoint_seconds=checkpoint_seconds)
+    if "checkpoint_seconds" in options:  # the command line has no option for it
+        seconds = options["checkpoint_seconds"]
+        train = functools.partial(unflip.cli.train_recipe, checkpoint_seconds=seconds)
         unflip.cli.train_recipe = train  # type: ignore[assignment]
-    if die_at_write is not None:
-        _die_at_write(die_at_write)
+    if "die_at_write" in options:
+        _die_at_write(options["die_at_write"])
+    if "step_seconds" in options:
+        _slow_down(options["step_seconds"])
+
+
+def _slow_down(seconds: float) -> None:
+    """So that a test which waits for something in a run does not find it finished."""
+    step = Engine.step
+
+    def slow_step(engine: Engine) -> None:
+        time.sleep(seconds)
+        step(engine)
+
+    Engine.step = slow_step  # type: ignore[method-assign]
 
 
 def _die_at_write(number: int) -> None:
@@ -41,5 +55,5 @@ def _die_at_write(number: int) -> None:
     os.replace = replace_or_die  # type: ignore[assignment]
 
 
-begin(ARGUMENTS, FOLDER, CHECKPOINT_SECONDS, DIE_AT_WRITE)  # type: ignore[name-defined]  # noqa: F821
+begin(ARGUMENTS, FOLDER, OPTIONS)  # type: ignore[name-defined]  # noqa: F821
 main()

@@ -21,7 +21,10 @@ import pytest
 COMMAND = Path(__file__).with_name("command.py")
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["unflip.cli", "unflip.data.digits", "sklearn.datasets"])
+# torch's optimizers import torch._dynamo when the first one is made.
+_server.set_forkserver_preload(
+    ["unflip.cli", "unflip.data.digits", "sklearn.datasets", "torch._dynamo"]
+)
 
 
 @dataclass
@@ -74,20 +77,19 @@ Start = Callable[..., Command]
 
 @pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """``start("train", "digits-dorefa", ...)`` begins the command in a folder of its own."""
+    """``start("train", "digits-dorefa", ...)`` begins the command in a folder of its own.
+
+    Options: checkpoint_seconds; die_at_write, the number of the file at which it kills itself; step_seconds,
+    to wait before each step.
+    """
     started: list[Command] = []
 
-    def begin(
-        *arguments: object,
-        checkpoint_seconds: float | None = None,
-        die_at_write: int | None = None,
-    ) -> Command:
+    def begin(*arguments: object, **options: float) -> Command:
         folder = tmp_path_factory.mktemp("command")
         settings = {
             "ARGUMENTS": [str(a) for a in arguments],
             "FOLDER": str(folder),
-            "CHECKPOINT_SECONDS": checkpoint_seconds,
-            "DIE_AT_WRITE": die_at_write,
+            "OPTIONS": options,
         }
         process = _server.Process(target=runpy.run_path, args=(str(COMMAND), settings, "__main__"))
         process.start()

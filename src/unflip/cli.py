@@ -19,6 +19,7 @@ from unflip import __version__, methods, models
 from unflip.cost import Cost
 from unflip.cost import cost as count_cost
 from unflip.data import load as load_data
+from unflip.train import distributed
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.loop import TrainingStopped
 from unflip.train.loop import train as train_recipe
@@ -182,10 +183,13 @@ def train(
     images = load_data(loaded.data.name, data)
     if loaded.start and start is None:
         start = folder.parent / loaded.start
-        if _unfinished(start, seeds):
-            print(
-                f"{loaded.name} starts from {loaded.start}, which is not finished in {start}: first that"
-            )
+        with distributed.process_group(device):
+            unfinished = distributed.from_rank_0(_unfinished(start, seeds))
+        if unfinished:
+            if _speaks():
+                print(
+                    f"{loaded.name} starts from {loaded.start}, which is not finished in {start}: first that"
+                )
             shared = [o for o in overrides or [] if o.startswith(("data.", "model."))]
             _train(
                 load_recipe(loaded.start, shared),
@@ -198,6 +202,11 @@ def train(
                 tensorboard,
             )
     _train(loaded, images, folder, start, seeds, device, eager, tensorboard)
+
+
+def _speaks() -> bool:
+    """Under torchrun one process speaks for all."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _unfinished(folder: Path, seeds: int) -> bool:
@@ -224,7 +233,7 @@ def _train(
         eager=eager,
         tensorboard=tensorboard,
     )
-    if int(os.environ.get("RANK", "0")) > 0:  # under torchrun one process speaks for all
+    if not _speaks():
         return
     table = Table(
         "seed", f"{results[0]['evaluated_on']} accuracy", "loss", "seconds", title=recipe.name

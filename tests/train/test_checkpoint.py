@@ -199,7 +199,7 @@ def test_a_failed_write_leaves_the_old_file(
     path = tmp_path / "result.json"
     write_atomically(path, b"old")
     monkeypatch.setattr(os, function, Failing(getattr(os, function), 1, errno.EIO))
-    with pytest.raises(CheckpointError, match="result.json"):
+    with pytest.raises(CheckpointError, match=r"result\.json"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["result.json"]

@@ -8,6 +8,8 @@ When a rank dies, torchrun's elastic agent starts all of them again, and they go
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from unflip.train.recipe import Recipe
@@ -40,7 +43,10 @@ def process_group(device: str | None) -> Iterator[str | None]:
         yield device
         return
     on_gpu = device != "cpu" and torch.cuda.is_available()
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    store, number, processes = next(rendezvous("env://"))
+    store = _fresh(store, number, processes)
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=processes)
     try:
         if on_gpu:
             local = int(os.environ["LOCAL_RANK"])
@@ -50,6 +56,33 @@ def process_group(device: str | None) -> Iterator[str | None]:
             yield "cpu"
     finally:
         dist.destroy_process_group()
+
+
+def _fresh(store: Any, number: int, processes: int) -> Any:
+    """A part of torchrun's store that nobody has written to before.
+
+    torchrun keeps one store over its restarts, and with it the addresses of the dead (pytorch issues 135712 and
+    167288): a restarted process that reads one before it is overwritten never finds its peer. The count of
+    restarts would not do as a name, it differs between machines. So rank 0 picks a name, and tells it to
+    each process that says hello, until all have answered.
+    """
+    if number > 0:
+        hello = uuid.uuid4().hex
+        store.set(f"unflip/hello/{number}", hello)
+        name = store.get(f"unflip/name-for/{hello}").decode()  # waits
+        store.set(f"unflip/{name}/heard/{number}", "yes")
+        return dist.PrefixStore(f"unflip/{name}", store)  # type: ignore[attr-defined]
+    name = uuid.uuid4().hex
+    silent = set(range(1, processes))
+    while silent:
+        for other in sorted(silent):
+            if store.check([f"unflip/hello/{other}"]):  # perhaps from before a restart: ask again
+                hello = store.get(f"unflip/hello/{other}").decode()
+                store.set(f"unflip/name-for/{hello}", name)
+            if store.check([f"unflip/{name}/heard/{other}"]):
+                silent.remove(other)
+        time.sleep(0.01)
+    return dist.PrefixStore(f"unflip/{name}", store)  # type: ignore[attr-defined]
 
 
 def wrap(objective: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:

@@ -250,7 +250,7 @@ def _train_in_group(
             if first:
                 _resume(runs, at, quiet)
             begun()
-            with _stop_signals() as stop:
+            with _nan_explained(recipe), _stop_signals() as stop:
                 finished = _run(recipe, runs, at, stop, eager, checkpoint_seconds, quiet)
             results.update({run.seed: result for run, result in zip(runs, finished, strict=True)})
     return list(results.values())
@@ -305,7 +305,7 @@ def _prepare(
     at: tuple[int, int] | None,
     quiet: bool,
 ) -> Seed:
-    model = build_model(recipe, data, seed)
+    model = build_model(recipe, data, seed).to(device)
     folder = out / f"seed-{seed}"
     if distributed.rank() == 0:
         _first_weights(recipe, model, start, seed, at, quiet)
@@ -388,7 +388,7 @@ def _run(
         while epoch < recipe.epochs:
             epoch_began = time.monotonic()
             while step < steps:
-                _step(engine, recipe, epoch, step)
+                engine.step()
                 step += 1
                 if stop and distributed.rank() == 0:
                     _save(runs, epoch, step)
@@ -413,14 +413,16 @@ def _run(
     return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
 
 
-def _step(engine: Engine, recipe: Recipe, epoch: int, step: int) -> None:
+@contextmanager
+def _nan_explained(recipe: Recipe) -> Iterator[None]:
+    """On a CPU a binary layer refuses a NaN by name; say where it comes from."""
     try:
-        engine.step()
+        yield
     except ValueError as error:
         if "NaN" not in str(error):
             raise
         raise TrainingStopped(
-            f"epoch {epoch + 1}, step {step + 1}: {error}. Lower optimizer.lr (now {recipe.optimizer.lr})."
+            f"{error}. Lower optimizer.lr (now {recipe.optimizer.lr})."
         ) from error
 
 

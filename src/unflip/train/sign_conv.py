@@ -1,31 +1,31 @@
 """A binary convolution for training: sign, convolution and straight-through gradient in three kernels.
 
-At 16 to 64 channels a convolution library spends most of its time on anything but multiplying, and around each
-convolution the sign and the mask of its gradient are passes of their own over memory. Here a convolution is a
-matrix product whose left side is never stored: a program gathers it, tap by tap, and takes the sign on the way.
+At 16 to 64 channels a convolution library spends most of its time on anything but multiplying, and around
+each convolution the sign and the mask of its gradient are passes of their own over memory. Here a convolution is
+a matrix product whose left side is never stored: a program gathers it, tap by tap, and takes the sign on the way.
 
-                      k = (kh, kw, c)                            O
-                    ┌─────┬─────┬─ ─ ─┬─────┐                 ┌─────┐
-    x  (NHWC)       │tap 0│tap 1│     │tap 8│                 │     │               O
-    ┌─────────┐     ├─────┼─────┼─ ─ ─┼─────┤  BLOCK_P rows   │signs│            ┌─────┐
-    │ · · ·   │ ──▶ │ ±1     ±1          0  │  of output   ×  │     │     =      │  y  │
-    │ ·[p]·   │     │     (0: zero padding) │  pixels         │     │            └─────┘
-    │ · · ·   │     └─────┴─────┴─ ─ ─┴─────┘                 └─────┘
-    └─────────┘     each tap: C adjacent halves in memory
+                      k = (kh, kw, c)                          O
+                    ┌─────┬─────┬─ ─ ─┬─────┐               ┌─────┐
+     x  (NHWC)      │tap 0│tap 1│     │tap 8│               │     │           O
+    ┌─────────┐     ├─────┼─────┼─ ─ ─┼─────┤               │signs│        ┌─────┐
+    │ · · ·   │ ──▶ │ ±1     ±1         0   │   BLOCK_P  ×  │     │   =    │  y  │
+    │ ·[p]·   │     │     (0: zero padding) │   pixels      │     │        └─────┘
+    │ · · ·   │     └─────┴─────┴─ ─ ─┴─────┘               └─────┘
+    └─────────┘     a tap: C halves, adjacent in memory
 
-    forward          y      =  B(x) ⋆ signs                      rows: output pixels, sum over (kh, kw, c)
-    input gradient   grad_x = (grad_y ⋆ᵀ signs) · 1[|x| ≤ 1]     rows: input pixels, sum over (kh, kw, o)
-    sign gradient    grad_s =  B(x)ᵀ · grad_y                    sum over pixels, in chunks that are added afterwards
+    forward           y      =  B(x) ⋆ signs                    a row an output pixel, a sum over (kh, kw, c)
+    input gradient    grad_x = (grad_y ⋆ᵀ signs) · 1[|x| ≤ 1]   a row an input pixel, a sum over (kh, kw, o)
+    sign gradient     grad_s =  B(x)ᵀ · grad_y                  a sum over pixels: chunks, added afterwards
 
-Products of float16 are accumulated in float32. A sum of up to 2048 values of −1, 0 and +1 is exact in float16, so
-the output does not depend on the order of the sum; more terms are refused. With a stride s the input pixels
-fall into s² classes by (row mod s, column mod s), each of which meets only every s-th tap: the third axis of the
-grid. No atomics: for a given choice of blocks, gradients are the same bits every time. The blocks are tuned at
-the first call of every shape (once per process), which therefore must not be inside the capture of a CUDA graph.
+Products of float16 are accumulated in float32. A sum of up to 2048 values of −1, 0 and +1 is exact in float16,
+so the output does not depend on the order of the sum; more terms are refused. With a stride s the input pixels
+fall into s² classes by (row mod s, column mod s), each of which meets only every s-th tap: the third axis of
+the grid. There are no atomics: for a given choice of blocks, gradients are the same bits every time. The blocks
+are tuned at the first call for every shape and process, which must not be inside the capture of a CUDA graph.
 
-The sign is taken from the bits: (x + 0) has no −0, its sign bit is put on the float16 1.0 (0x3C00), or on 0.0 in
-the padding. A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and gets no gradient: a diverging network
-shows in its loss, not in the output of this convolution.
+The sign is taken from the bits, two values at a time: x + 0 is never −0, and its sign bit is put on the float16
+1.0 (0x3C00), or on 0.0 in the padding. A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and passes
+no gradient: a diverging network shows in its loss, not in the output of this convolution.
 """
 
 # Triton reads the annotations of kernels, and knows no Any: pointers and numbers go without.
@@ -51,7 +51,6 @@ MOST_ELEMENTS = 2**31 - 2**20  # offsets are int32, and the last block reaches p
 PROGRAMS_PER_SM = 4  # of the sign gradient: more of them are shorter, but leave more partial sums
 MOST_PARTIAL = 2**20  # floats of partial sums (4 MB)
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-INTERPRETED_BLOCK = 4  # the interpreter cannot tune; which of the blocks below it runs
 
 
 def available() -> bool:
@@ -80,10 +79,10 @@ def sign_conv2d(
 ) -> Tensor:
     """``conv2d(B(x), signs)`` with B(x) = sign(x), or 1[x > 1/2] with ``inputs="01"``; sign(0) = +1.
 
-    ``x`` is float16 (N, C, H, W), real-valued, best in channels_last; ``signs`` is (O, C, kh, kw), exactly ±1 (not
-    checked), best in float32 and channels_last. The result is float16 and channels_last: whole numbers, exact. The
-    gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1]) times that of B(x), in float16; the gradient of the signs has
-    their dtype, so that in float32 it cannot overflow. Gradients of gradients are not defined.
+    ``x`` is float16 (N, C, H, W), real-valued, best in channels_last; ``signs`` is (O, C, kh, kw), exactly ±1
+    (not checked), best in float32 and channels_last. The result is float16 and channels_last: whole numbers,
+    exact. The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1]) times that of B(x), in float16; the gradient of the
+    signs has their dtype, so that in float32 it cannot overflow. Gradients of gradients are not defined.
     """
     problem = _obstacle(x.shape, signs.shape, stride, padding)
     if problem is not None:
@@ -144,11 +143,11 @@ def _obstacle(
 
 def _single(value: int | Sequence[int] | str) -> int:
     """The one number behind 2 or (2, 2); −1 where there is none."""
-    if isinstance(value, str):
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) or len(set(value)) != 1:
         return -1
-    if isinstance(value, Sequence):
-        return value[0] if len(set(value)) == 1 else -1
-    return value
+    return value[0]
 
 
 def _output_size(
@@ -169,7 +168,8 @@ def _jit(function: Callable[..., Any]) -> Any:
 
 
 # A step of the sum takes GROUP · PART values, PART being the largest power of two that divides the channels, up
-# to 64. UNROLL: straight code, no copies in flight; otherwise a loop with num_stages − 1 copies in flight.
+# to 64. UNROLL: straight code that loads one step ahead, which goes through the cache near the processor;
+# otherwise a loop with num_stages − 1 copies to shared memory in flight, which does not.
 PIXEL_BLOCKS = [
     # BLOCK_P, GROUP, UNROLL, num_warps, num_stages
     (128, 1, True, 4, 1),
@@ -182,15 +182,16 @@ PIXEL_BLOCKS = [
     (32, 1, False, 2, 4),
     (32, 2, False, 4, 3),
 ]
-# BLOCK_P pixels a step, GROUP · PART values of (kh, kw, c) a program.
+# BLOCK_P pixels a step, GROUP · PART values of (kh, kw, c) a program. AHEAD: a loop that loads one step ahead.
 CHUNK_BLOCKS = [
-    # BLOCK_P, GROUP, num_warps, num_stages
-    (64, 4, 4, 3),
-    (128, 4, 4, 3),
-    (64, 2, 4, 3),
-    (128, 2, 4, 3),
-    (64, 1, 4, 4),
-    (64, 1, 2, 4),
+    # BLOCK_P, GROUP, AHEAD, num_warps, num_stages
+    (64, 4, True, 4, 1),
+    (64, 2, True, 4, 1),
+    (128, 2, True, 4, 1),
+    (64, 1, True, 2, 1),
+    (64, 1, False, 4, 4),
+    (64, 2, False, 4, 3),
+    (128, 2, False, 4, 3),
 ]
 SHAPE = ["H", "W", "C", "O", "KH", "KW", "STRIDE", "PADDING"]
 
@@ -212,24 +213,33 @@ def _time(call: Callable[[], None], quantiles: Sequence[float]) -> list[float]:
 
 
 def _pixel_blocks(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
-    """Leave out blocks far from right: too few or too many programs, too much in registers."""
-    columns = kwargs.get("BLOCK_O") or kwargs["BLOCK_C"]
+    """Leave out blocks far from right: too few or too many programs, too much in registers or code."""
+    if "BLOCK_O" in kwargs:
+        columns, channels, skipped = kwargs["BLOCK_O"], kwargs["C"], 1
+    else:
+        columns, channels, skipped = kwargs["BLOCK_C"], kwargs["O"], kwargs["STRIDE"]
+    terms = channels * _cdiv(kwargs["KH"], skipped) * _cdiv(kwargs["KW"], skipped)
 
     def fits(config: Any) -> bool:
         block, unroll = config.kwargs["BLOCK_P"], config.kwargs["UNROLL"]
-        values = block * max(config.kwargs["GROUP"] * kwargs["PART"], columns)
+        step = config.kwargs["GROUP"] * kwargs["PART"]
+        if unroll and _cdiv(terms, step) > 18:
+            return False
         programs = _cdiv(kwargs["pixels"], block)
-        return 48 <= programs <= 2048 and values <= (1024 if unroll else 2048) * config.num_warps
+        right_number = (programs >= 48 or block == 32) and (programs <= 2048 or block >= 128)
+        limit = (1024 if unroll else 2048) * config.num_warps
+        return right_number and block * max(step, columns) <= limit
 
-    return [config for config in configs if fits(config)] or configs[2:3]
+    return [config for config in configs if fits(config)] or configs[5:6]
 
 
 def _chunk_blocks(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+    columns, pixels = kwargs["BLOCK_O"], kwargs["HO"] * kwargs["WO"]
+
     def fits(config: Any) -> bool:
-        values = config.kwargs["GROUP"] * kwargs["PART"]
-        tile = values * max(kwargs["BLOCK_O"], config.kwargs["BLOCK_P"])
-        pixels = kwargs["HO"] * kwargs["WO"]
-        return tile <= 2048 * config.num_warps and config.kwargs["BLOCK_P"] <= max(64, pixels)
+        block, values = config.kwargs["BLOCK_P"], config.kwargs["GROUP"] * kwargs["PART"]
+        registers = (values * columns + (values + columns) * block) // (32 * config.num_warps)
+        return registers <= 170 and block <= max(64, pixels)
 
     return [config for config in configs if fits(config)] or configs[4:5]
 
@@ -238,7 +248,7 @@ def _tuned(configs: list[Any], key: list[str], prune: Any) -> Callable[[Any], An
     if triton is None:
         return lambda kernel: kernel
     return triton.autotune(
-        configs=configs,
+        configs=configs[:1] if INTERPRETED else configs,  # the interpreter cannot tune
         key=key,
         prune_configs_by={"early_config_prune": prune},
         do_bench=_time,
@@ -248,7 +258,7 @@ def _tuned(configs: list[Any], key: list[str], prune: Any) -> Callable[[Any], An
 def _pixel_configs() -> list[Any]:
     if triton is None:
         return []
-    configs = [
+    return [
         triton.Config(
             {"BLOCK_P": pixels, "GROUP": group, "UNROLL": unroll},
             num_warps=warps,
@@ -256,27 +266,38 @@ def _pixel_configs() -> list[Any]:
         )
         for pixels, group, unroll, warps, stages in PIXEL_BLOCKS
     ]
-    return configs[INTERPRETED_BLOCK : INTERPRETED_BLOCK + 1] if INTERPRETED else configs
 
 
 def _chunk_configs() -> list[Any]:
     if triton is None:
         return []
-    configs = [
-        triton.Config({"BLOCK_P": pixels, "GROUP": group}, num_warps=warps, num_stages=stages)
-        for pixels, group, warps, stages in CHUNK_BLOCKS
+    return [
+        triton.Config(
+            {"BLOCK_P": pixels, "GROUP": group, "AHEAD": ahead},
+            num_warps=warps,
+            num_stages=stages,
+        )
+        for pixels, group, ahead, warps, stages in CHUNK_BLOCKS
     ]
-    return configs[INTERPRETED_BLOCK : INTERPRETED_BLOCK + 1] if INTERPRETED else configs
 
 
 @_jit
 def _binary(x, inside, ZERO_ONE: tl.constexpr):
     """B(x), and 0 outside the image, where x has been read as 0."""
-    if ZERO_ONE:
-        return (x > 0.5).to(tl.float16)
+    if ZERO_ONE:  # above 1/2 the next float16 is 1/2 + 1/2048
+        zero = tl.zeros((1, 1), tl.float16)
+        return tl.minimum(tl.maximum(x * 2048.0 - 1024.0, zero), zero + 1.0)
     bits = (x + 0.0).to(tl.int16, bitcast=True)
     one = tl.where(inside, 0x3C00, 0).to(tl.int16)
     return ((bits & -0x8000) | one).to(tl.float16, bitcast=True)
+
+
+@_jit
+def _passes(x, ZERO_ONE: tl.constexpr):
+    """Where the straight-through gradient is 1."""
+    if ZERO_ONE:
+        return (x >= 0.0) & (x <= 1.0)
+    return tl.abs(x) <= 1.0
 
 
 @_jit
@@ -312,8 +333,7 @@ def _taps(
 
 
 @_jit
-def _fprop_step(
-    total,
+def _fprop_load(
     x_at,
     top,
     left,
@@ -327,7 +347,6 @@ def _fprop_step(
     O: tl.constexpr,  # noqa: E741
     KH: tl.constexpr,
     KW: tl.constexpr,
-    ZERO_ONE: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     offset, inside = _taps(top, left, exists, step, H, W, C, KH, KW, BLOCK_K)
@@ -335,7 +354,7 @@ def _fprop_step(
     k = step * BLOCK_K + tl.arange(0, BLOCK_K)
     known = (k < KH * KW * C)[:, None] & (o < O)[None, :]
     signs = tl.load(s_at[None, :] + k[:, None], mask=known, other=0.0)
-    return tl.dot(_binary(x, inside, ZERO_ONE), signs, total)
+    return x, inside, signs
 
 
 @_tuned(_pixel_configs(), ["pixels", *SHAPE], _pixel_blocks)
@@ -374,25 +393,31 @@ def _fprop_kernel(
     x_at = x_ptr + ((row // (WO * HO) * H + top) * W + left) * C
     s_at = s_ptr + o * K
     total = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-    if UNROLL:
-        for step in tl.static_range(STEPS):
-            total = _fprop_step(
-                total, x_at, top, left, exists, s_at, o, step,
-                H, W, C, O, KH, KW, ZERO_ONE, BLOCK_K,
-            )  # fmt: skip
+    if UNROLL:  # the next values are on their way while these are multiplied
+        x, inside, signs = _fprop_load(
+            x_at, top, left, exists, s_at, o, 0, H, W, C, O, KH, KW, BLOCK_K
+        )
+        for step in tl.static_range(1, STEPS):
+            next_x, next_inside, next_signs = _fprop_load(
+                x_at, top, left, exists, s_at, o, step, H, W, C, O, KH, KW, BLOCK_K
+            )
+            total = tl.dot(_binary(x, inside, ZERO_ONE), signs, total)
+            x = next_x
+            inside = next_inside
+            signs = next_signs
+        total = tl.dot(_binary(x, inside, ZERO_ONE), signs, total)
     else:
         for step in tl.range(STEPS):
-            total = _fprop_step(
-                total, x_at, top, left, exists, s_at, o, step,
-                H, W, C, O, KH, KW, ZERO_ONE, BLOCK_K,
-            )  # fmt: skip
+            x, inside, signs = _fprop_load(
+                x_at, top, left, exists, s_at, o, step, H, W, C, O, KH, KW, BLOCK_K
+            )
+            total = tl.dot(_binary(x, inside, ZERO_ONE), signs, total)
     known = exists[:, None] & (o < O)[None, :]
     tl.store(y_ptr + row[:, None] * O + o[None, :], total.to(tl.float16), mask=known)
 
 
 @_jit
-def _dgrad_step(
-    total,
+def _dgrad_load(
     g_at,
     oh,
     ow,
@@ -419,12 +444,18 @@ def _dgrad_step(
         b = tap % TAPS_W
         kh = first_kh + a * STRIDE
         kw = first_kw + b * STRIDE
-        inside = (oh >= a) & (oh - a < HO) & (ow >= b) & (ow - b < WO) & (kh < KH) & (kw < KW)
+        rows = HO
+        columns = C
+        if STRIDE > 1:  # a class may have a tap less
+            used = (kh < KH) & (kw < KW)
+            rows = tl.where(used, HO, -KH)
+            columns = tl.where(used, C, 0)
+        inside = (oh >= a) & (oh - a < rows) & (ow >= b) & (ow - b < WO)
+        known = (c < columns)[None, :]
         first = step % (O // BLOCK_K) * BLOCK_K
         offset = lane + (first - (a * WO + b) * O)
         g = tl.load(g_at[:, None] + offset[None, :], mask=inside[:, None], other=0.0)
         s_at = (first + lane) * (KH * KW * C) + (kh * KW + kw) * C
-        known = ((first + lane < O) & (kh < KH) & (kw < KW))[:, None] & (c < C)[None, :]
     else:
         k = step * BLOCK_K + lane
         tap = k // O
@@ -440,7 +471,7 @@ def _dgrad_step(
         s_at = k % O * (KH * KW * C) + (kh * KW + kw) * C
         known = used[:, None] & (c < C)[None, :]
     signs = tl.load(s_ptr + s_at[:, None] + c[None, :], mask=known, other=0.0)
-    return tl.dot(g, signs, total)
+    return g, signs
 
 
 @_tuned(_pixel_configs(), ["pixels", *SHAPE], _pixel_blocks)
@@ -503,23 +534,27 @@ def _dgrad_kernel(
     oh = tl.where(row < pixels, oh, -1)  # past the end, no tap leads inside
     g_at = g_ptr + ((n * HO + oh) * WO + ow) * O
     total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
-    if UNROLL:
-        for step in tl.static_range(STEPS):
-            total = _dgrad_step(
-                total, g_at, oh, ow, s_ptr, c, first_kh, first_kw, step,
+    if UNROLL:  # the next values are on their way while these are multiplied
+        g, signs = _dgrad_load(
+            g_at, oh, ow, s_ptr, c, first_kh, first_kw, 0, HO, WO, C, O, KH, KW, STRIDE, BLOCK_K
+        )
+        for step in tl.static_range(1, STEPS):
+            next_g, next_signs = _dgrad_load(
+                g_at, oh, ow, s_ptr, c, first_kh, first_kw, step,
                 HO, WO, C, O, KH, KW, STRIDE, BLOCK_K,
             )  # fmt: skip
+            total = tl.dot(g, signs, total)
+            g = next_g
+            signs = next_signs
+        total = tl.dot(g, signs, total)
     else:
         for step in tl.range(STEPS):
-            total = _dgrad_step(
-                total, g_at, oh, ow, s_ptr, c, first_kh, first_kw, step,
+            g, signs = _dgrad_load(
+                g_at, oh, ow, s_ptr, c, first_kh, first_kw, step,
                 HO, WO, C, O, KH, KW, STRIDE, BLOCK_K,
             )  # fmt: skip
-    if ZERO_ONE:  # noqa: SIM108
-        passes = (x >= 0.0) & (x <= 1.0)
-    else:
-        passes = tl.abs(x) <= 1.0
-    tl.store(out_ptr + at, tl.where(passes, total, 0.0).to(tl.float16), mask=known)
+            total = tl.dot(g, signs, total)
+    tl.store(out_ptr + at, tl.where(_passes(x, ZERO_ONE), total, 0.0).to(tl.float16), mask=known)
 
 
 @_tuned(_chunk_configs(), ["images", *SHAPE], _chunk_blocks)
@@ -544,6 +579,7 @@ def _wgrad_kernel(
     BLOCK_O: tl.constexpr,
     BLOCK_P: tl.constexpr,
     GROUP: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """The sum over one chunk, for GROUP · PART values of (kh, kw, c) × BLOCK_O output channels.
 
@@ -570,10 +606,27 @@ def _wgrad_kernel(
         x_at = ((top * W + left) * C)[:, None] + offset
         g_at = (pixel * O)[:, None] + o[None, :]
         known = exists[:, None] & (o < O)[None, :]
-        for n in tl.range(first, last):
-            x = tl.load(x_ptr + n * (H * W * C) + x_at, mask=inside, other=0.0)
-            g = tl.load(g_ptr + n * (HO * WO * O) + g_at, mask=known, other=0.0)
-            total = tl.dot(tl.trans(_binary(x, inside, ZERO_ONE)), g, total)
+        begin = tl.minimum(first, images - 1)  # more chunks than images: one without a step
+        x_at = x_ptr + begin * (H * W * C) + x_at
+        g_at = g_ptr + begin * (HO * WO * O) + g_at
+        if AHEAD:
+            x = tl.load(x_at, mask=inside, other=0.0)
+            g = tl.load(g_at, mask=known, other=0.0)
+            for n in tl.range(first + 1, last + 1, num_stages=1):
+                x_at += tl.where(n < last, H * W * C, 0)  # the last step loads what it has again
+                g_at += tl.where(n < last, HO * WO * O, 0)
+                next_x = tl.load(x_at, mask=inside, other=0.0)
+                next_g = tl.load(g_at, mask=known, other=0.0)
+                total = tl.dot(tl.trans(_binary(x, inside, ZERO_ONE)), g, total)
+                x = next_x
+                g = next_g
+        else:
+            for _ in tl.range(first, last):
+                x = tl.load(x_at, mask=inside, other=0.0)
+                g = tl.load(g_at, mask=known, other=0.0)
+                total = tl.dot(tl.trans(_binary(x, inside, ZERO_ONE)), g, total)
+                x_at += H * W * C
+                g_at += HO * WO * O
     at = (chunk * O + o)[None, :] * K + k[:, None]
     tl.store(out_ptr + at, total, mask=(k < K)[:, None] & (o < O)[None, :])
 

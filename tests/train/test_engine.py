@@ -1,0 +1,163 @@
+"""Compiled gradients are compared with eager ones before they are believed."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unflip import binarize, methods
+from unflip.data import ImageSet
+from unflip.layers import binary_layers
+from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
+from unflip.train import load_recipe
+from unflip.train.batches import Images
+from unflip.train.engine import Engine, check_straight_through
+from unflip.train.learner import Learner, build_model
+
+CPU = torch.device("cpu")
+
+
+def network(method: Any) -> nn.Module:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(24, 5), nn.Linear(5, 2)
+    )
+    return binarize(model, method, quiet=True)
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces and differentiates as torch.compile does, and leaves out the C++ compiler."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize("method", methods.names())
+def test_every_methods_gradient_survives_tracing(method: str) -> None:
+    check_straight_through(network(method))
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("method", [{"name": "dorefa", "inputs": "pm1"}, "lns"], ids=str)
+def test_gradients_survive_the_real_compiler(method: Any) -> None:
+    torch.compiler.reset()
+    check_straight_through(network(method))
+
+
+def dropped(binarizer: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A binarizer whose gradient is lost when compiled, as a custom Function's was in torch 2.11."""
+    forward = binarizer.forward
+
+    def forward_without_gradient(self: nn.Module, value: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return forward(self, value).detach() + 0 * value
+        return forward(self, value)
+
+    monkeypatch.setattr(binarizer, "forward", forward_without_gradient)
+
+
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize(
+    ("binarizer", "what"), [(LayerMeanSign, "weight"), (PlusMinusOne, "input")]
+)
+def test_a_gradient_the_compiler_drops_is_found(
+    monkeypatch: pytest.MonkeyPatch, binarizer: type[nn.Module], what: str
+) -> None:
+    dropped(binarizer, monkeypatch)
+    with pytest.raises(RuntimeError, match=rf"the {what} binarizer of 1 differs from the eager"):
+        check_straight_through(network({"name": "dorefa", "inputs": "pm1"}))
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_a_gradient_that_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    surrogate = LayerMeanSign.surrogate
+
+    def bent(self: LayerMeanSign, weight: Tensor) -> Tensor:
+        return surrogate(self, weight) * (0.9 if torch.compiler.is_compiling() else 1.0)
+
+    monkeypatch.setattr(LayerMeanSign, "surrogate", bent)
+    with pytest.raises(RuntimeError, match="weight binarizer"):
+        check_straight_through(network("dorefa"))
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_every_kind_of_layer_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only the first layer's binarizers, where a model mixes methods."""
+    model = network("bireal")
+    _, last = list(binary_layers(model))[-1]
+    last.set_method({"name": "dorefa", "inputs": "pm1"})
+    dropped(LayerMeanSign, monkeypatch)
+    with pytest.raises(RuntimeError, match="weight binarizer of 3 "):
+        check_straight_through(model)
+
+
+def learner(digits: ImageSet) -> Learner:
+    recipe = load_recipe("digits-dorefa", ["model.width=2"])
+    made = Learner(recipe, build_model(recipe, digits, 0), Images(digits, CPU), CPU)
+    made.start_epoch(0, 0, 1.0)
+    return made
+
+
+def test_on_a_cpu_steps_are_eager_and_no_one_is_warned(digits: ImageSet) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = Engine([learner(digits)], compiled=True, captured=True)
+        engine.step()
+    assert engine.mode == "eager"
+    assert engine.graph is None
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_when_compiling_fails_training_goes_on_eager_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, digits: ImageSet
+) -> None:
+    engine = Engine([learner(digits)], compiled=False, captured=False)
+    dropped(LayerMeanSign, monkeypatch)
+    with pytest.warns(UserWarning, match=r"without torch\.compile, because it failed: .*gradient"):
+        engine._compile()
+    assert engine.mode == "eager"
+    engine.step()
+    assert engine.learners[0].position.item() == 1
+
+
+def test_restoring_a_snapshot_undoes_steps(digits: ImageSet) -> None:
+    """What capture does around its trial steps, and resuming after them."""
+    made = learner(digits)
+    made.step()
+    before = made.snapshot()
+    addresses = {name: tensor.data_ptr() for name, tensor in made.state().items()}
+    made.step()
+    made.restore(before)
+    assert all(torch.equal(v, before[k]) for k, v in made.state().items())
+    assert {k: v.data_ptr() for k, v in made.state().items()} == addresses, "a graph reads these"
+    with pytest.raises(ValueError, match=r"does not fit the model: .*sums\.loss"):
+        made.restore({k: v for k, v in before.items() if k != "sums.loss"})
+
+
+def test_adam_resumes_too(digits: ImageSet) -> None:
+    recipe = load_recipe("digits-dorefa", ["model.width=2", "optimizer.name=adam"])
+
+    def make() -> Learner:
+        made = Learner(recipe, build_model(recipe, digits, 0), Images(digits, CPU), CPU)
+        made.start_epoch(0, 0, 1.0)
+        return made
+
+    one, two = make(), make()
+    for _ in range(4):
+        one.step()
+    two.step()
+    two.step()
+    three = make()
+    three.restore(two.snapshot())
+    three.position.fill_(2)
+    three.step()
+    three.step()
+    assert all(torch.equal(v, one.state()[k]) for k, v in three.state().items())
+    steps = [v.item() for k, v in three.state().items() if k.endswith(".step")]
+    assert set(steps) == {4}
