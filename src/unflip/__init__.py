@@ -17,6 +17,7 @@ from unflip.layers import (
     after_step,
     auxiliary_loss,
     auxiliary_losses,
+    start_epoch,
 )
 
 __version__ = "0.1.0"
@@ -35,5 +36,6 @@ __all__ = [
     "load_twin",
     "methods",
     "signs",
+    "start_epoch",
     "summary",
 ]

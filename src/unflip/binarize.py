@@ -83,6 +83,7 @@ def binarize(
         model = swapped[model]
     else:
         _replace(model, swapped)
+    chosen.adapt(model)
     if not quiet:
         print(_table(chosen, summary(model)))
     return model

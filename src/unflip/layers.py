@@ -211,6 +211,14 @@ class BinaryLinear(LinearProduct, BinaryLayer, nn.Linear):  # type: ignore[misc]
         self.set_method(method)
 
 
+class Carry(nn.Identity):
+    """Where a residual network's shortcut joins: does nothing, but a method may put a gate in its place."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+
 def binary_layers(model: nn.Module) -> Iterator[tuple[str, BinaryLayer]]:
     """(name, layer) of every trainable binary layer in the model."""
     for name, module in model.named_modules():
@@ -231,6 +239,13 @@ def auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
     """The methods' own loss, layer by layer; layers without one are left out."""
     losses = {n: m.weight_binarizer.auxiliary_loss(m.weight) for n, m in binary_layers(model)}
     return {name: loss for name, loss in losses.items() if loss is not None}
+
+
+def start_epoch(model: nn.Module, epoch: int, epochs: int) -> None:
+    """Call before epoch 0 .. epochs − 1: lets methods with a schedule follow it."""
+    for _, layer in binary_layers(model):
+        layer.weight_binarizer.start_epoch(epoch, epochs)
+        layer.input_binarizer.start_epoch(epoch, epochs)
 
 
 def after_step(model: nn.Module) -> None:

@@ -40,8 +40,14 @@ def learner(data: ImageSet) -> Learner:
 def gradients(out: Path) -> None:
     """Write the gradients of the first batch, and the weights after some steps."""
     made = learner(load_data("digits", None))
+    batch, rows = made.images.batch, []
+    made.images.batch = lambda plan: (rows.append(plan[:, 0]), batch(plan))[1]  # type: ignore[assignment]
     loss, auxiliary = made.backward()
-    tensors = {"auxiliary": auxiliary, "loss": distributed.average(loss.clone())}
+    tensors = {
+        "images": torch.cat(rows),
+        "auxiliary": auxiliary,
+        "loss": distributed.average(loss.clone()),
+    }
     for name, parameter in made.model.named_parameters():
         assert parameter.grad is not None, name
         tensors[f"gradient.{name}"] = parameter.grad.clone()

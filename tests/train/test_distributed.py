@@ -64,6 +64,15 @@ def test_gradients_are_those_of_the_whole_batch(
             torch.testing.assert_close(found[name], alone[name], rtol=1e-10, atol=1e-12)
 
 
+def test_each_rank_has_its_share_of_the_batch(
+    ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]
+) -> None:
+    """Half the work each: with the whole batch on both, the gradients would be right too."""
+    assert [len(found["images"]) for found in ranks] == [16, 16]
+    both = torch.cat([found["images"] for found in ranks])
+    assert sorted(both.tolist()) == sorted(alone["images"].tolist())
+
+
 def test_losses_are_those_of_the_whole_batch(
     ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]
 ) -> None:

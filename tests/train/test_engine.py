@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import shutil
 import warnings
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip import binarize, methods
+from unflip import auxiliary_loss, binarize, methods
 from unflip.data import ImageSet
 from unflip.layers import binary_layers
 from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
@@ -97,8 +99,8 @@ def test_every_kind_of_layer_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
         check_straight_through(model)
 
 
-def learner(digits: ImageSet) -> Learner:
-    recipe = load_recipe("digits-dorefa", ["model.width=2"])
+def learner(digits: ImageSet, name: str = "digits-dorefa") -> Learner:
+    recipe = load_recipe(name, ["model.width=2"])
     made = Learner(recipe, build_model(recipe, digits, 0), Images(digits, CPU), CPU)
     made.start_epoch(0, 0, 1.0)
     return made
@@ -124,6 +126,35 @@ def test_when_compiling_fails_training_goes_on_eager_and_says_why(
     assert engine.mode == "eager"
     engine.step()
     assert engine.learners[0].position.item() == 1
+
+
+@pytest.mark.parametrize("name", ["digits-dorefa", "digits-lns"])
+def test_a_step_is_momentum_sgd_on_cross_entropy_and_the_auxiliary_loss(
+    digits: ImageSet, name: str
+) -> None:
+    """Against a plain loop of torch, with a rate for each group."""
+    made = learner(digits, name)
+    twin = copy.deepcopy(made.model)
+    rates = {id(p): g["peak_lr"] for g in made.groups for p in g["params"]}
+    groups = [
+        {"params": [q], "lr": rates[id(p)]}
+        for p, q in zip(made.model.parameters(), twin.parameters(), strict=True)
+    ]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    total = 0.0
+    for step in range(3):
+        images, labels = made.images.batch(made.plan[step])
+        loss = F.cross_entropy(twin(images), labels)
+        total += loss.item()
+        optimizer.zero_grad()
+        (loss + auxiliary_loss(twin)).backward()
+        optimizer.step()
+        made.step()
+    for (key, found), expected in zip(
+        made.model.named_parameters(), twin.parameters(), strict=True
+    ):
+        torch.testing.assert_close(found, expected, msg=lambda text, key=key: f"{key}: {text}")
+    assert made.loss_sum.item() == pytest.approx(total)
 
 
 def test_restoring_a_snapshot_undoes_steps(digits: ImageSet) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from unflip.data import ImageSet
 from unflip.methods.dorefa import LayerMeanSign
@@ -113,14 +112,33 @@ def test_a_dropped_gradient_stops_the_run(
 ) -> None:
     """What torch 2.11 did when it compiled a custom autograd.Function: a gradient of exactly zero."""
 
-    def cut_off(self: LayerMeanSign, weight: Tensor) -> Tensor:
-        return weight.detach() + 0 * weight
-
-    monkeypatch.setattr(LayerMeanSign, "surrogate", cut_off)
+    monkeypatch.setattr(LayerMeanSign, "surrogate", lambda self, weight: weight.detach())
     with pytest.raises(TrainingStopped, match="epoch 1: not one latent weight changed"):
         run(tmp_path, digits, "epochs=3")
     assert epochs_written(tmp_path) == 1
     assert not (tmp_path / "seed-0" / "result.json").exists()
+
+
+def test_a_gradient_dropped_after_a_restart_stops_the_first_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: ImageSet
+) -> None:
+    """What the weights were at the epoch's start is saved with them."""
+    step, steps = Engine.step, 0
+
+    def fail_in_the_second_epoch(engine: Engine) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise MemoryError
+        step(engine)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "step", fail_in_the_second_epoch)
+        with pytest.raises(MemoryError):
+            run(tmp_path, digits, "epochs=4")
+    monkeypatch.setattr(LayerMeanSign, "surrogate", lambda self, weight: weight.detach())
+    with pytest.raises(TrainingStopped, match="epoch 2: not one latent weight changed"):
+        run(tmp_path, digits, "epochs=4")
 
 
 def test_too_slow_a_rate_for_any_sign_stops_the_run(tmp_path: Path, digits: ImageSet) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from unflip.hints import known
 from unflip.ste import straight_through
@@ -59,6 +60,10 @@ class WeightBinarizer(nn.Module):
     def latent_replaced(self, weight: Tensor) -> None:
         """Called when the latent weights were replaced by those of another network."""
 
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        """Called before epoch 0 .. epochs − 1, for schedules. A scheduled value is a buffer that is filled in
+        place (a captured step reads it); it must not change ``code`` unless the buffer is persistent."""
+
     def after_step(self, weight: Tensor) -> None:
         """Change the latent weights in place after an optimizer step (clipping, centring)."""
 
@@ -69,6 +74,9 @@ class InputBinarizer(nn.Module):
     bits: int = 1  # bit planes of the result; 32 means the input stays float
     unit: bool = True  # every value is -1, 0 or +1, so that sums of products are integers
     fused_as: str | None = None  # "pm1" or "01": what train/sign_conv.py knows this binarizer as
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        """As of :class:`WeightBinarizer`."""
 
     def output_scale(self, x: Tensor, layer: nn.Module) -> Tensor | None:
         """A factor for the layer's output that depends on the float input (XNOR-Net's K)."""
@@ -117,6 +125,13 @@ class Method:
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         raise NotImplementedError
+
+    def adapt(self, model: nn.Module) -> None:
+        """Change what stands round the binary layers of a model just binarized: activations, shortcuts."""
+
+    def latent_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer | None:
+        """The method's own optimizer for the weights of binary layers; None: the recipe's."""
+        return None
 
     def options(self) -> dict[str, Any]:
         """Name and options as plain values, the inverse of :func:`resolve` (for JSON, YAML)."""

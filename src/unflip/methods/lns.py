@@ -232,6 +232,9 @@ class MappedSign(WeightBinarizer):
         loss = unbiased_loss(q_hat, self.noisy_labels(weight), config.rho_plus, config.rho_minus)
         return config.alpha * (loss.mean() if config.reduction == "mean" else loss.sum())
 
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.base.start_epoch(epoch, epochs)
+
     def after_step(self, weight: Tensor) -> None:
         self.base.after_step(weight)
 
@@ -283,6 +286,9 @@ class LNS(Method):
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return self.base_method.input_binarizer(layer)
+
+    def adapt(self, model: nn.Module) -> None:
+        self.base_method.adapt(model)
 
 
 def mapped_layers(model: nn.Module) -> list[tuple[str, Tensor, MappedSign]]:

@@ -23,6 +23,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unflip.layers import Carry
 from unflip.models.base import (
     Activation,
     MethodLike,
@@ -74,16 +75,18 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(c_out)
         self.after2 = activation_module(style.after)
         self.downsample = downsample
+        self.carry1 = Carry(c_out)
+        self.carry2 = Carry(c_out)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.downsample(x)
         y = self.bn1(self.prelu1(self.conv1(self.before1(x))))
         if self.per_conv:
-            y = shortcut = self.after1(y + shortcut)
+            y = shortcut = self.after1(y + self.carry1(shortcut))
         else:
             y = self.after1(y)
         y = self.bn2(self.prelu2(self.conv2(self.before2(y))))
-        return self.after2(y + shortcut)
+        return self.after2(y + self.carry2(shortcut))
 
 
 def stage(

@@ -105,7 +105,7 @@ def _captured_steps(learners: Sequence[Learner]) -> torch.cuda.CUDAGraph:
                 learner.position.zero_()
                 learner.step()
         torch.cuda.synchronize()
-        learner.optimizer.zero_grad(set_to_none=True)
+        learner.zero_grad()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=main, capture_error_mode="thread_local"):
         for learner, branch in zip(learners, branches, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unflip import methods, models
 from unflip.data import ImageSet
-from unflip.layers import after_step, auxiliary_losses, binary_layers
+from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epoch
 from unflip.train import distributed
 from unflip.train.batches import Images, mix
 from unflip.train.mapping import shared_predictions
@@ -62,7 +62,7 @@ class Learner:
         self.layers = [n for n, _ in binary_layers(self.model)]
         self.auxiliary_layers = list(auxiliary_losses(self.model))
         self.groups = _parameter_groups(self.model, recipe)
-        self.optimizer = _make_optimizer(recipe, self.groups, device)
+        self.optimizers = _make_optimizers(recipe, self.groups, device)
         steps = len(images) // recipe.batch_size
         if steps == 0:
             raise ValueError(
@@ -95,9 +95,12 @@ class Learner:
         self.loss_sum.zero_()
         self.auxiliary_sum.zero_()
         self.set_rates(factor)
+        start_epoch(self.model, epoch, self.recipe.epochs)
 
     def set_rates(self, factor: float) -> None:
-        for group in self.optimizer.param_groups:
+        for group in (g for o in self.optimizers for g in o.param_groups):
+            if "peak_lr" not in group:
+                continue
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(group["peak_lr"] * factor)
             else:
@@ -116,17 +119,22 @@ class Learner:
         plan = self.plan.index_select(0, self.position).squeeze(0)
         loss, auxiliary = self.losses(plan)
         total = loss + auxiliary.sum()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.zero_grad()
         (total * LOSS_SCALE if self.half else total).backward()
         if self.half:
             grads = [p.grad for g in self.groups for p in g["params"] if p.grad is not None]
             torch._foreach_mul_(grads, 1 / LOSS_SCALE)
         return loss.detach(), auxiliary.detach()
 
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
     def step(self) -> None:
         """One optimizer step, with no word to the host."""
         loss, auxiliary = self.backward()
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         after_step(self.model)
         self.loss_sum += loss
         self.auxiliary_sum += auxiliary
@@ -150,9 +158,10 @@ class Learner:
         """Everything a resumed run needs, by name."""
         state = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         names = {p: n for n, p in self.model.named_parameters()}
-        for parameter, values in self.optimizer.state.items():
-            for key, value in values.items():
-                state[f"optimizer.{names[parameter]}.{key}"] = value
+        for optimizer in self.optimizers:
+            for parameter, values in optimizer.state.items():
+                for key, value in values.items():
+                    state[f"optimizer.{names[parameter]}.{key}"] = value
         state["sums.loss"] = self.loss_sum
         state["sums.auxiliary"] = self.auxiliary_sum
         return state
@@ -194,6 +203,21 @@ def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
         for name, parameters in groups.items()
         if parameters
     ]
+
+
+def _make_optimizers(
+    recipe: Recipe, groups: list[dict[str, Any]], device: torch.device
+) -> list[torch.optim.Optimizer]:
+    """The recipe's optimizer, and the method's own for the latent weights where it has one.
+
+    A method's own optimizer makes its state when it is made, and its groups have ``lr`` (a tensor on a GPU) and
+    ``peak_lr`` if they are to follow the recipe's schedule.
+    """
+    own = None
+    if recipe.method != "float" and groups[0]["name"] == "latent":
+        own = methods.resolve(recipe.method).latent_optimizer(groups[0]["params"])
+    rest = groups[1:] if own is not None else groups
+    return [_make_optimizer(recipe, rest, device), *([own] if own is not None else [])]
 
 
 def _make_optimizer(

@@ -155,7 +155,7 @@ class Seed:
                 )
             ),
             "accuracy": learner.evaluate(exact=epoch + 1 == self.recipe.epochs),
-            "lr": float(learner.optimizer.param_groups[-1]["lr"]),
+            "lr": float(learner.optimizers[0].param_groups[-1]["lr"]),
         }
         if self.signs:
             now = signs(learner.model)
