@@ -19,6 +19,7 @@ from unflip import __version__, methods, models
 from unflip.cost import Cost
 from unflip.cost import cost as count_cost
 from unflip.data import load as load_data
+from unflip.hints import known
 from unflip.train import distributed
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.loop import TrainingStopped
@@ -85,8 +86,8 @@ def list_methods(
             print(f"  {field.name} = {field.default!r}   ({field.type})")
         return
     table = Table("method", "what it does", box=None)
-    for known in methods.names():
-        table.add_row(known, (methods.config_class(known).__doc__ or "").splitlines()[0])
+    for method in methods.names():
+        table.add_row(method, (methods.config_class(method).__doc__ or "").splitlines()[0])
     console.print(table)
 
 
@@ -276,3 +277,34 @@ def demo(
     from unflip.demo import run_demo
 
     run_demo(out)
+
+
+study = typer.Typer(help="Studies: many runs as one resumable piece of work.", no_args_is_help=True)
+app.add_typer(study, name="study")
+
+
+@study.command("methods")
+def compare_methods(
+    epochs: Annotated[int, typer.Option(min=1, help="The same for every method.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1, side by side.")] = 3,
+    recipe: Annotated[
+        str, typer.Option(help="What to train; its method is replaced.")
+    ] = "cifar10-resnet20-dorefa",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this method (repeat for more).")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/methods"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
+) -> None:
+    """Train every method on the same recipe and seeds, and write one table."""
+    from unflip.study.methods import compared, study_methods, table
+
+    chosen = load_recipe(recipe, [f"epochs={epochs}"])
+    names = [
+        known(name, ["float", *compared()], "method to compare") for name in only or compared()
+    ]
+    images = load_data(chosen.data.name, data)
+    rows = study_methods(chosen, images, out, names=names, seeds=seeds, device=device)
+    print(table(rows, chosen))
+    print(f"in {out}")
