@@ -217,11 +217,15 @@ def _table(method: Method, changes: list[Change]) -> str:
 def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Load the weights of a float twin, or of the same network binarized by another method.
 
-    Everything but the binarizers' own state (LNS's mapping networks, say) is taken over and must fit;
-    the model's binarizers stay as they are. Works in both directions.
+    Everything but the method's own state is taken over and must fit. Works in both directions. Of the
+    method's own state, weight binarizers (LNS's mapping networks, say) stay as they are; what belongs to inputs,
+    activations and shortcuts (ReActNet's shifts) is taken over where the other network has the same.
     """
     state = {k: v for k, v in state_dict.items() if not inside_binarizer(k)}
     own = {k: v for k, v in model.state_dict().items() if inside_binarizer(k)}
+    for key in own.keys() & state_dict.keys():
+        if "weight_binarizer" not in key.split(".") and state_dict[key].shape == own[key].shape:
+            own[key] = state_dict[key]
     model.load_state_dict({**state, **own})
     for _, layer in binary_layers(model):
         layer.weight_binarizer.latent_replaced(layer.weight)

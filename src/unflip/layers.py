@@ -119,8 +119,10 @@ BINARIZER_PARTS = ("weight_binarizer.", "input_binarizer.")
 
 
 def inside_binarizer(name: str) -> bool:
-    """Whether a parameter or module of this name belongs to a binarizer, not to the network."""
-    return any(part in ("weight_binarizer", "input_binarizer") for part in name.split("."))
+    """Whether a parameter or module of this name belongs to the method, not to the network: to a binarizer,
+    or to the ``adapted`` part of a module that ``Method.adapt`` has put into the network."""
+    parts = name.split(".")
+    return any(part in ("weight_binarizer", "input_binarizer", "adapted") for part in parts)
 
 
 def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def test_zero_goes_with_the_positive(method: str) -> None:
         weight = layer.weight.detach().clone()
         weight[::3, ::2] = value
         weights.append(layer.weight_binarizer.code(weight).signs)
-        x = torch.tensor([[value, 1.0], [-1.0, value]])
+        x = torch.tensor([[value, 1.0], [-1.0, value]]).repeat(1, 8)
         inputs.append(layer.input_binarizer(x))
     for signs, binary in zip(weights[:2], inputs[:2], strict=True):
         assert torch.equal(signs, weights[2])

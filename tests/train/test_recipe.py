@@ -130,7 +130,9 @@ def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
     rates = {g["name"]: g["lr"] for g in learner.optimizers[0].param_groups}
     assert rates == {"latent": 0.125, "mapping": 0.0625, "rest": 0.25}
     names = {id(p): n for n, p in learner.model.named_parameters()}
-    found = {g["name"]: {names[id(p)] for p in g["params"]} for g in learner.optimizers[0].param_groups}
+    found = {
+        g["name"]: {names[id(p)] for p in g["params"]} for g in learner.optimizers[0].param_groups
+    }
     assert found["latent"] == {f"{n}.weight" for n, _ in binary_layers(learner.model)}
     assert all(".weight_binarizer." in n for n in found["mapping"])
     assert {"conv1.weight", "bn1.weight", "fc.bias", "layer1.0.prelu1.weight"} <= found["rest"]

@@ -75,7 +75,7 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(c_out)
         self.after2 = activation_module(style.after)
         self.downsample = downsample
-        self.carry1 = Carry(c_out)
+        self.carry1 = Carry(c_out) if self.per_conv else nn.Identity()
         self.carry2 = Carry(c_out)
 
     def forward(self, x: Tensor) -> Tensor:

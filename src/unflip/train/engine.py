@@ -184,7 +184,9 @@ def check_straight_through(model: nn.Module, tolerance: float = 0.02) -> None:
         if kinds in seen:
             continue
         seen.add(kinds)
-        x = torch.randn(4, 8, 8, 8, device=layer.weight.device)
+        channels = layer.weight.shape[1] * getattr(layer, "groups", 1)
+        image = (8, 8) if isinstance(layer, nn.Conv2d) else ()
+        x = torch.randn(4, channels, *image, device=layer.weight.device)
         for what, function, value in (
             ("weight", layer.weight_binarizer, layer.weight.detach()),
             ("input", layer.input_binarizer, x),

@@ -1,0 +1,101 @@
+"""Bop: Latent Weights Do Not Exist, Rethinking Binarized Neural Network Optimization.
+
+Helwegen et al., NeurIPS 2019, arXiv:1906.02107.
+
+There are no latent weights: the weight parameter itself holds ±1, and an optimizer of its own decides when one
+flips. All other parameters keep the recipe's optimizer.
+
+Weights     Q = W, no scale; ∂L/∂W = ∂L/∂Q
+Step        m ← (1 − γ) m + γ ∂L/∂W;  w ← −w where |m| > τ and sign(m) = sign(w), which is w·m > τ
+Inputs      B = sign(x), ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1]             (as BinaryNet)
+
+γ is the learning rate of the optimizer and follows the recipe's schedule; τ is constant. Defaults are those of the
+released code for the paper's CIFAR-10 result (γ = 1e-4, τ = 1e-8; there γ falls to a tenth every 100 of 500 epochs,
+batches of 50, Adam at 0.01 for the rest).
+
+The weights become ±1 when the optimizer is made. Until then they are whatever the network began with (torch's own
+initial weights, or a trained network's) and count as their signs, so that float weights go in and out unchanged.
+
+Differences from the authors' code: in theirs a weight with w·m exactly τ becomes +1; here it stays. Their first
+and last layer are binary too, which is a matter of the network here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.binarynet import HardTanhSign, PlainSign
+from unflip.ste import sign
+
+
+class Bop(Optimizer):
+    """Flips weights of ±1 by a thresholded average of their gradients; ``lr`` is γ."""
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-4, threshold: float = 1e-8) -> None:
+        super().__init__(params, {"lr": lr, "peak_lr": lr, "threshold": threshold})
+        with torch.no_grad():
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    self.state[weight] = {"average": torch.zeros_like(weight)}
+                    weight.copy_(sign(weight))
+                if group["params"] and group["params"][0].is_cuda:  # a captured graph reads a tensor
+                    group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    average = self.state[weight]["average"]
+                    _flip(weight, weight.grad, average, group["lr"], group["threshold"])
+        return loss
+
+
+def _flip(
+    weight: Tensor, grad: Tensor, average: Tensor, gamma: float | Tensor, threshold: float
+) -> None:
+    """One step for one tensor, in place; nothing is read back from the device."""
+    average.mul_(1 - gamma).add_(grad * gamma)
+    bits = sign(weight)  # ±1 already, unless other weights were loaded since
+    weight.copy_(torch.where(bits * average > threshold, -bits, bits))
+
+
+@register("bop")
+@dataclass(frozen=True)
+class BopMethod(Method):
+    """No latent weights: ±1 weights that flip by a thresholded average of gradients."""
+
+    gamma: float = 1e-4
+    threshold: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"bop: gamma={self.gamma} should be a rate, 0 < gamma <= 1")
+        if not self.threshold >= 0:
+            raise ValueError(f"bop: threshold={self.threshold} should be >= 0")
+
+    @property
+    def family(self) -> str:
+        """γ and τ shape the training alone."""
+        return self.name
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        return PlainSign()  # its clipping to [−1, 1] leaves ±1 as it is
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        return HardTanhSign()
+
+    def latent_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer | None:
+        return Bop(parameters, self.gamma, self.threshold)

@@ -1,0 +1,93 @@
+"""ReActNet: Towards Precise Binary Neural Network with Generalized Activation Functions.
+
+Liu et al., ECCV 2020, arXiv:2003.03488.
+
+Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter, not differentiated
+            ∂L/∂W = ∂L/∂Q · 1[|W| ≤ 1]                              (as Bi-Real Net)
+Inputs      RSign: B = sign(x + b_c) with a learned shift b_c for each channel
+            ∂L/∂x = ∂L/∂B · max(0, 2 − 2|x + b|), ∂L/∂b_c = Σ over the channel of the same
+Activation  RPReLU: y = PReLU_β(x + γ_c) + ζ_c with learned shifts γ, ζ and slope β for each channel;
+            it takes the place of every nn.PReLU of the network, whose slopes it keeps
+
+All shifts start at 0, where RSign is sign and RPReLU is PReLU: a float twin's weights keep their meaning. The shifts
+are part of the method's own state, under ``input_binarizer.shift`` and ``adapted``; slopes are the network's.
+
+Differences from the authors' code: signs of the shifts are theirs (the paper subtracts α and γ). Their RPReLU comes
+after the add of a shortcut; ours stands where the network has its PReLU. Where that is directly before BatchNorm
+(``resnet20``, ``resnet18(variant="bireal-prelu")``), BatchNorm takes ζ away again and ζ learns nothing. A network
+without PReLU gets no RPReLU. The distributional loss against a float teacher and the two-step schedule are
+training recipes, not part of the method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.bireal import MagnitudeAwareSign
+from unflip.ste import sign, straight_through
+
+
+class RSign(InputBinarizer):
+    """sign(x + b) with the approximate-sign gradient; b has a value for each input channel."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        if isinstance(layer, nn.Conv2d):
+            shape: tuple[int, ...] = (layer.in_channels, 1, 1)
+        else:
+            shape = (weight.shape[1],)
+        self.shift = nn.Parameter(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shifted = x + self.shift
+        c = shifted.clamp(-1, 1)
+        return straight_through(sign(shifted), 2 * c - c * c.abs())
+
+
+class Shifts(nn.Module):
+    """RPReLU's γ and ζ."""
+
+    def __init__(self, slopes: Tensor) -> None:
+        super().__init__()
+        self.before = nn.Parameter(torch.zeros_like(slopes))
+        self.after = nn.Parameter(torch.zeros_like(slopes))
+
+
+class RPReLU(nn.PReLU):
+    """PReLU between two learned shifts; ``weight`` holds the slopes, as in nn.PReLU."""
+
+    def __init__(self, prelu: nn.PReLU) -> None:
+        slopes = prelu.weight
+        super().__init__(prelu.num_parameters, device=slopes.device, dtype=slopes.dtype)
+        self.weight = slopes  # the parameter itself: hooks and optimizers that know it stay right
+        self.adapted = Shifts(slopes)
+        self.train(prelu.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        view = (-1, *[1] * (x.dim() - 2))  # channels are dimension 1, as for nn.PReLU
+        return super().forward(x + self.adapted.before.view(view)) + self.adapted.after.view(view)
+
+
+@register("reactnet")
+@dataclass(frozen=True)
+class ReActNet(Method):
+    """Per-filter scale times sign; learned shifts before the sign of inputs and round PReLU."""
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        return MagnitudeAwareSign()
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        return RSign(layer)
+
+    def adapt(self, model: nn.Module) -> None:
+        replaced: dict[nn.Module, nn.Module] = {}
+        for module in list(model.modules()):
+            for name, child in list(module._modules.items()):
+                if type(child) is nn.PReLU:
+                    setattr(module, name, replaced.setdefault(child, RPReLU(child)))
