@@ -425,6 +425,21 @@ def test_one_line_an_epoch_with_every_field(whole: Path, whole_lns: Path) -> Non
     assert any(line["differs_from_sign"] > 0 for line in mapped)
 
 
+def test_a_long_epoch_is_saved_in_its_middle(
+    tmp_path: Path, digits: ImageSet, dorefa: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[tuple[int, int]] = []
+    save = checkpoints.save
+    monkeypatch.setattr(loop, "LONG_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(
+        checkpoints, "save", lambda f, c: (saved.append((c.epoch, c.step)), save(f, c))
+    )
+    run(dorefa, digits, tmp_path, quiet=True)
+    assert (0, 1) in saved
+    assert (2, STEPS - 1) in saved
+    assert saved[-1] == (EPOCHS, 0)
+
+
 def test_flips_are_of_the_epoch(whole: Path, digits: ImageSet, dorefa: Recipe) -> None:
     """From the last two checkpoints, which are an epoch apart."""
     flips = total = 0

@@ -22,165 +22,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unflip.binarize import flips_by_layer, signs
 from unflip.data import ImageSet
-from unflip.freeze import pack_signs, unpack_signs
-from unflip.layers import binary_layers
 from unflip.methods.lns import warm_start
-from unflip.ste import sign
 from unflip.train import checkpoint as checkpoints
 from unflip.train import distributed
 from unflip.train.batches import Images
-from unflip.train.checkpoint import Checkpoint, CheckpointError
+from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
 from unflip.train.runs import leave_nothing_behind, lock, recipe_difference
-from unflip.train.watch import TrainingStopped, Watch, total_moved
+from unflip.train.seed import Seed
+from unflip.train.watch import TrainingStopped
 
 __all__ = ["TrainingStopped", "train"]
 
-
-class Seed:
-    """One seed of the recipe: its folder, its learner, and what was seen at the epoch's start."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        seed: int,
-        folder: Path,
-        learner: Learner,
-        classes: int,
-    ) -> None:
-        self.recipe, self.seed, self.folder, self.learner = recipe, seed, folder, learner
-        self.watch = Watch(recipe, classes)
-        self.board: Any = None
-        self.signs: dict[str, Tensor] = {}
-        self.latent: list[Tensor] = []
-        self.remember()
-
-    def remember(self) -> None:
-        """Signs and latent weights at the start of an epoch, to count what moved in it."""
-        self.signs = signs(self.learner.model)
-        self.latent = [
-            layer.weight.detach().clone() for _, layer in binary_layers(self.learner.model)
-        ]
-
-    def checkpoint(self, epoch: int, step: int) -> Checkpoint:
-        tensors = self.learner.state()
-        for name, values in self.signs.items():
-            tensors[f"signs.{name}"] = pack_signs(values)
-        for (name, _), values in zip(binary_layers(self.learner.model), self.latent, strict=True):
-            tensors[f"latent.{name}"] = values
-        info = {"recipe": self.recipe.plain(), "seed": self.seed, "epoch": epoch, "step": step}
-        return Checkpoint(epoch, step, tensors, info)
-
-    def restore(self, saved: Checkpoint) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"signs": {}, "latent": {}, "": {}}
-        for name, tensor in saved.tensors.items():
-            part, _, rest = name.partition(".")
-            if part in ("signs", "latent"):
-                parts[part][rest] = tensor
-            else:
-                parts[""][name] = tensor
-        self.learner.restore(parts[""])
-        device = self.learner.device
-        for name, now in self.signs.items():
-            packed = parts["signs"][name].to(device)
-            self.signs[name] = unpack_signs(packed, tuple(now.shape), now.dtype)
-        for (name, _), latent in zip(binary_layers(self.learner.model), self.latent, strict=True):
-            latent.copy_(parts["latent"][name])
-        self.cut_metrics(saved.epoch)
-
-    def cut_metrics(self, epochs: int) -> None:
-        """Drop lines of epochs that are about to be run again, and a line cut short by a kill."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines()[:epochs] if path.exists() else []
-        checkpoints.write_atomically(path, "".join(line + "\n" for line in lines).encode())
-        if lines:
-            self.watch.start_loss = json.loads(lines[0])["loss"]
-
-    def end_epoch(self, epoch: int, seconds: float) -> dict[str, Any]:
-        """Look at the epoch, write its line, and stop the run if it has gone wrong."""
-        learner = self.learner
-        line = {"epoch": epoch + 1, **self._figures(epoch), "seconds": round(seconds, 4)}
-        if distributed.rank() == 0:
-            _append(self.folder / "metrics.jsonl", line)
-            self._to_tensorboard(line)
-        latent = [layer.weight for _, layer in binary_layers(learner.model)]
-        binary = bool(latent)
-        problem = self.watch.problem(
-            epoch,
-            line["loss"],
-            line["flips"] if binary else None,
-            total_moved(self.latent, latent) if binary else None,
-        )
-        # Rank 0 decides: it alone knows how the epoch began, if that was before a restart.
-        problem = distributed.from_rank_0(problem)
-        if problem:
-            raise TrainingStopped(problem)
-        self.remember()
-        return line
-
-    def open_tensorboard(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError(
-                "--tensorboard needs the tensorboard package: pip install 'unflip[tensorboard]'"
-            ) from None
-        self.board = SummaryWriter(str(self.folder))
-
-    def _to_tensorboard(self, line: dict[str, Any]) -> None:
-        if self.board is None:
-            return
-        for key, value in line.items():
-            if key == "auxiliary_loss":
-                for layer, loss in value.items():
-                    self.board.add_scalar(f"auxiliary_loss/{layer}", loss, line["epoch"])
-            elif key != "epoch":
-                self.board.add_scalar(key, value, line["epoch"])
-        self.board.flush()
-
-    def _figures(self, epoch: int) -> dict[str, Any]:
-        learner = self.learner
-        figures: dict[str, Any] = {
-            "loss": distributed.average(learner.loss_sum).item() / learner.steps,
-            "auxiliary_loss": dict(
-                zip(
-                    learner.auxiliary_layers,
-                    (learner.auxiliary_sum / learner.steps).tolist(),
-                    strict=True,
-                )
-            ),
-            "accuracy": learner.evaluate(exact=epoch + 1 == self.recipe.epochs),
-            "lr": float(learner.optimizers[0].param_groups[-1]["lr"]),
-        }
-        if self.signs:
-            now = signs(learner.model)
-            flips = flips_by_layer(self.signs, now)
-            figures["flips"] = sum(flipped for flipped, _ in flips.values())
-            figures["flip_rate"] = figures["flips"] / sum(count for _, count in flips.values())
-            figures["differs_from_sign"] = _share_off_sign(learner, now)
-        return figures
-
-    def finish(self, last: dict[str, Any], seconds: float) -> dict[str, Any]:
-        result = {
-            "recipe": self.recipe.name,
-            "seed": self.seed,
-            "epochs": self.recipe.epochs,
-            "accuracy": last["accuracy"],
-            "loss": last["loss"],
-            "evaluated_on": "validation" if self.recipe.data.validation else "test",
-            "seconds": round(seconds, 2),
-            "device": _device_name(self.learner.device),
-            "torch": torch.__version__,
-        }
-        data = json.dumps(result, indent=1).encode() + b"\n"
-        if distributed.rank() == 0:
-            checkpoints.write_atomically(self.folder / "result.json", data)
-        return result
+LONG_EPOCH_SECONDS = 60.0  # without a checkpoint: then one is written in the middle of the epoch
 
 
 def train(
@@ -390,8 +248,11 @@ def _run(
             while step < steps:
                 engine.step()
                 step += 1
-                if stop and distributed.rank() == 0:
+                stopping = bool(stop) and distributed.rank() == 0
+                if stopping or time.monotonic() - saved_at > LONG_EPOCH_SECONDS:
                     _save(runs, epoch, step)
+                    saved_at = time.monotonic()
+                if stopping:
                     raise KeyboardInterrupt(f"stopped by {signal.Signals(stop[0]).name}")
                 if engine.graph is None:
                     progress.step(epoch, step, steps)
@@ -474,27 +335,6 @@ def _save(runs: list[Seed], epoch: int, step: int) -> None:
 def _last_line(folder: Path) -> dict[str, Any]:
     line: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     return line
-
-
-def _share_off_sign(learner: Learner, now: dict[str, Tensor]) -> float:
-    """Share of binary weights that are not the sign of their own latent weight."""
-    off = total = 0
-    for name, layer in binary_layers(learner.model):
-        off += int((now[name] != sign(layer.weight.detach())).sum())
-        total += now[name].numel()
-    return off / total
-
-
-def _append(path: Path, line: dict[str, Any]) -> None:
-    try:
-        with open(path, "a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 @contextmanager

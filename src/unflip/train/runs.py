@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from unflip.train.checkpoint import CheckpointError
 
@@ -107,11 +108,20 @@ def lock(folders: Sequence[Path]) -> Iterator[None]:
                 file = stack.enter_context(open(folder / ".lock", "w"))
             except OSError as error:
                 raise CheckpointError(f"cannot write to {folder}: {error.strerror}") from error
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise CheckpointError(f"another process is training in {folder}") from None
+            if not _taken(file):
+                raise CheckpointError(f"another process is training in {folder}")
         yield
+
+
+def _taken(file: IO[str]) -> bool:
+    """Take the lock; a second's patience, because `unflip runs` holds it for a moment to look."""
+    for _ in range(10):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.1)
+    return False
 
 
 def _locked(folder: Path) -> bool:
