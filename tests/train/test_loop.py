@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from unflip import models
 from unflip.data import ImageSet
 from unflip.train import checkpoint as checkpoints
-from unflip.train import load_recipe, loop, train
+from unflip.train import load_recipe, loop, train, train_together
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
 from unflip.train.recipe import Recipe
@@ -690,3 +690,31 @@ def test_finished_and_unfinished_seeds_mix(
     run(recipe, digits, tmp_path, seeds=[1], quiet=True)
     assert seeds_of(run(recipe, digits, tmp_path, seeds=[2, 1, 0], quiet=True)) == [2, 1, 0]
     assert {p.name for p in tmp_path.iterdir()} == {"seed-0", "seed-1", "seed-2"}
+
+
+def test_other_recipes_side_by_side_end_as_alone(
+    tmp_path: Path, digits: ImageSet, dorefa: Recipe, weights_hash: Hash
+) -> None:
+    """Two methods and rates in one process: each ends with the weights it has alone."""
+    bireal = dorefa.model_copy(update={"name": "bireal", "method": "bireal"})
+    slow = load_recipe("digits-dorefa", [*OVERRIDES, "optimizer.latent_lr=0.1"])
+    jobs = [
+        loop.Job(recipe, 0, tmp_path / name)
+        for name, recipe in (("dorefa", dorefa), ("bireal", bireal), ("slow", slow))
+    ]
+    together = train_together(jobs, digits, device="cpu", quiet=True)
+    for job, result in zip(jobs, together, strict=True):
+        [alone] = run(job.recipe, digits, tmp_path / "alone" / job.out.name, quiet=True)
+        assert result["accuracy"] == alone["accuracy"]
+        assert weights_hash(job.folder) == weights_hash(
+            tmp_path / "alone" / job.out.name / "seed-0"
+        )
+
+
+def test_recipes_that_take_other_steps_are_not_trained_together(
+    tmp_path: Path, digits: ImageSet, dorefa: Recipe
+) -> None:
+    longer = dorefa.model_copy(update={"name": "longer", "epochs": 9})
+    jobs = [loop.Job(dorefa, 0, tmp_path / "a"), loop.Job(longer, 0, tmp_path / "b")]
+    with pytest.raises(ValueError, match=r"longer cannot be trained beside .*epochs is 9, not 4"):
+        train_together(jobs, digits, device="cpu")

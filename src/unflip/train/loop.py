@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,9 +37,34 @@ from unflip.train.runs import leave_nothing_behind, lock, recipe_difference
 from unflip.train.seed import Seed
 from unflip.train.watch import TrainingStopped
 
-__all__ = ["TrainingStopped", "train"]
+__all__ = ["Job", "TrainingStopped", "train", "train_together"]
 
 LONG_EPOCH_SECONDS = 60.0  # without a checkpoint: then one is written in the middle of the epoch
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a recipe and a seed, the folder of the recipe's seeds, and what it starts from."""
+
+    recipe: Recipe
+    seed: int
+    out: Path
+    start: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.out / f"seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class How:
+    """What does not change the result: where and how loudly a run is trained."""
+
+    device: torch.device
+    eager: bool
+    tensorboard: bool
+    checkpoint_seconds: float
+    quiet: bool
 
 
 def train(
@@ -59,17 +85,39 @@ def train(
     A seed that is finished in ``out`` is not run again, one that was interrupted goes on. ``start`` is the
     run folder of the recipe named by ``recipe.start``. Ctrl-C and SIGTERM save before they stop.
     """
+    return train_together(
+        [Job(recipe, seed, out, start) for seed in seeds],
+        data,
+        device=device,
+        eager=eager,
+        tensorboard=tensorboard,
+        checkpoint_seconds=checkpoint_seconds,
+        quiet=quiet,
+    )
+
+
+def train_together(
+    jobs: Sequence[Job],
+    data: ImageSet,
+    *,
+    device: str | None = None,
+    eager: bool = False,
+    tensorboard: bool = False,
+    checkpoint_seconds: float = 20.0,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """Train several runs side by side, of one recipe or of several that take the same steps.
+
+    On a GPU they are branches of one captured graph, which keeps it busy as one small network cannot.
+    """
+    _refuse_unequal(jobs)
     if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
         raise ValueError(f"device={device!r} should be cpu or cuda")
     if device is not None and device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}, but torch {torch.__version__} finds no GPU here")
+    validation = jobs[0].recipe.data.validation
     with distributed.process_group(device) as chosen:
-        return _train_in_group(
-            recipe,
-            data.split(recipe.data.validation) if recipe.data.validation else data,
-            out,
-            seeds,
-            start,
+        how = How(
             torch.device(chosen or ("cuda" if torch.cuda.is_available() else "cpu")),
             # Several GPUs talk between kernels: their steps are neither compiled nor captured.
             eager or distributed.launched(),
@@ -77,124 +125,111 @@ def train(
             checkpoint_seconds,
             quiet or distributed.rank() > 0,
         )
+        return _train_in_group(jobs, data.split(validation) if validation else data, how)
 
 
-def _train_in_group(
-    recipe: Recipe,
-    data: ImageSet,
-    out: Path,
-    seeds: Sequence[int],
-    start: Path | None,
-    device: torch.device,
-    eager: bool,
-    tensorboard: bool,
-    checkpoint_seconds: float,
-    quiet: bool,
-) -> list[dict[str, Any]]:
-    results = distributed.from_rank_0({s: _finished(recipe, out / f"seed-{s}") for s in seeds})
-    waiting = [s for s, result in results.items() if result is None]
+def _refuse_unequal(jobs: Sequence[Job]) -> None:
+    """Runs side by side take their steps together."""
+    for job in jobs:
+        for field in ("data", "epochs", "batch_size", "precision"):
+            mine, first = getattr(job.recipe, field), getattr(jobs[0].recipe, field)
+            if mine != first:
+                raise ValueError(
+                    f"{job.recipe.name} cannot be trained beside {jobs[0].recipe.name}: its {field} is "
+                    f"{mine!r}, not {first!r}"
+                )
+
+
+def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[str, Any]]:
+    results = distributed.from_rank_0([_finished(job) for job in jobs])
+    waiting = [i for i, result in enumerate(results) if result is None]
     if not waiting:
-        return list(results.values())
-    images = Images(data, device)
+        return results
+    images = Images(data, how.device)
     first = distributed.rank() == 0
-    folders = [out / f"seed-{s}" for s in waiting] if first else []
+    folders = [jobs[i].folder for i in waiting] if first else []
     with leave_nothing_behind(folders) as begun, lock(folders):
-        groups = distributed.from_rank_0(_side_by_side(out, waiting, quiet) if first else None)
+        groups = distributed.from_rank_0(_side_by_side(jobs, waiting, how.quiet) if first else None)
         for group, at in groups:
-            runs = [_prepare(recipe, s, data, images, out, start, device, at, quiet) for s in group]
-            if tensorboard and first:
+            runs = [_prepare(jobs[i], data, images, at, how) for i in group]
+            if how.tensorboard and first:
                 for run in runs:
                     run.open_tensorboard()
             if first:
-                _resume(runs, at, quiet)
+                _resume(runs, at, how.quiet)
             begun()
-            with _nan_explained(recipe), _stop_signals() as stop:
-                finished = _run(recipe, runs, at, stop, eager, checkpoint_seconds, quiet)
-            results.update({run.seed: result for run, result in zip(runs, finished, strict=True)})
-    return list(results.values())
+            with _nan_explained(runs[0].recipe), _stop_signals() as stop:
+                finished = _run(runs, at, stop, how)
+            for i, result in zip(group, finished, strict=True):
+                results[i] = result
+    return results
 
 
 def _side_by_side(
-    out: Path, seeds: Sequence[int], quiet: bool
+    jobs: Sequence[Job], waiting: list[int], quiet: bool
 ) -> list[tuple[list[int], tuple[int, int] | None]]:
-    """Seeds that go on together from a checkpoint all of them have whole (None: from the start).
+    """Which of the waiting runs go on together from a checkpoint all of them have whole (None: from the start).
 
     That is one group, unless someone asks for more seeds after one was interrupted half-way: the old one
     is finished first, then the new ones begin.
     """
     groups: list[tuple[list[int], set[tuple[int, int]]]] = []
-    for seed in seeds:
-        whole, problems = checkpoints.survey(out / f"seed-{seed}")
+    for i in waiting:
+        whole, problems = checkpoints.survey(jobs[i].folder)
         for problem in problems if not quiet else ():
             before = "using the checkpoint before it" if whole else "starting again"
             print(f"warning: {problem}; {before}", flush=True)
         for members, common in groups:
             if common & set(whole) or not (common or whole):
-                members.append(seed)
+                members.append(i)
                 common &= set(whole)
                 break
         else:
-            groups.append(([seed], set(whole)))
+            groups.append(([i], set(whole)))
     return [(members, max(common, default=None)) for members, common in groups]
 
 
-def _finished(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
+def _finished(job: Job) -> dict[str, Any] | None:
     """The result of a finished run; an error if the folder holds another recipe's."""
-    saved = folder / "recipe.json"
+    saved = job.folder / "recipe.json"
     if saved.exists():
-        difference = recipe_difference(json.loads(saved.read_text())["recipe"], recipe.plain())
+        there = json.loads(saved.read_text())["recipe"]
+        difference = recipe_difference(there, job.recipe.plain())
         if difference:
             raise CheckpointError(
-                f"{folder} holds a run of another recipe: {'; '.join(difference)}. "
+                f"{job.folder} holds a run of another recipe: {'; '.join(difference)}. "
                 "Choose another --out, or delete that folder."
             )
-    path = folder / "result.json"
+    path = job.folder / "result.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def _prepare(
-    recipe: Recipe,
-    seed: int,
-    data: ImageSet,
-    images: Images,
-    out: Path,
-    start: Path | None,
-    device: torch.device,
-    at: tuple[int, int] | None,
-    quiet: bool,
+    job: Job, data: ImageSet, images: Images, at: tuple[int, int] | None, how: How
 ) -> Seed:
-    model = build_model(recipe, data, seed).to(device)
-    folder = out / f"seed-{seed}"
+    model = build_model(job.recipe, data, job.seed).to(how.device)
     if distributed.rank() == 0:
-        _first_weights(recipe, model, start, seed, at, quiet)
-        saved = {"recipe": recipe.plain(), "seed": seed}
+        if at is None:  # otherwise a checkpoint brings the weights
+            _first_weights(job, model, how.quiet)
+        saved = {"recipe": job.recipe.plain(), "seed": job.seed}
         data_bytes = json.dumps(saved, indent=1).encode() + b"\n"
-        checkpoints.write_atomically(folder / "recipe.json", data_bytes)
-    learner = Learner(recipe, model, images, device)
-    return Seed(recipe, seed, folder, learner, len(data.classes))
+        checkpoints.write_atomically(job.folder / "recipe.json", data_bytes)
+    learner = Learner(job.recipe, model, images, how.device)
+    return Seed(job.recipe, job.seed, job.folder, learner, len(data.classes))
 
 
-def _first_weights(
-    recipe: Recipe,
-    model: nn.Module,
-    start: Path | None,
-    seed: int,
-    at: tuple[int, int] | None,
-    quiet: bool,
-) -> None:
-    """Bring the model to where its first epoch starts, unless a checkpoint will do that."""
-    if at is not None:
-        return
-    state = _start_state(recipe, start, seed)
+def _first_weights(job: Job, model: nn.Module, quiet: bool) -> None:
+    """Bring the model to where its first epoch starts."""
+    state = _start_state(job.recipe, job.start, job.seed)
     if state is not None:
         load_start(model, state)
-    if recipe.warm_start is None:
+    options = job.recipe.warm_start
+    if options is None:
         return
-    options = recipe.warm_start
     reached = warm_start(model, options.steps, options.lr, options.agreement)
     if not quiet:
         print(
-            f"seed {seed}: warm start, signs agree on {min(reached.values()):.4%} "
+            f"seed {job.seed}: warm start, signs agree on {min(reached.values()):.4%} "
             f"or more in each of {len(reached)} layers",
             flush=True,
         )
@@ -223,27 +258,22 @@ def _start_state(recipe: Recipe, start: Path | None, seed: int) -> dict[str, Ten
 
 
 def _run(
-    recipe: Recipe,
-    runs: list[Seed],
-    at: tuple[int, int] | None,
-    stop: list[int],
-    eager: bool,
-    checkpoint_seconds: float,
-    quiet: bool,
+    runs: list[Seed], at: tuple[int, int] | None, stop: list[int], how: How
 ) -> list[dict[str, Any]]:
     epoch, step = at or (0, 0)
     for run in runs:
         run.learner.take_from_rank_0()
         if distributed.rank() > 0:
             run.remember()
-    engine = Engine([run.learner for run in runs], compiled=not eager, captured=not eager)
-    _restore_position(recipe, runs, epoch, step)
-    progress = Progress(recipe, [run.seed for run in runs], engine.mode, quiet)
-    steps = runs[0].learner.steps
+    engine = Engine([run.learner for run in runs], compiled=not how.eager, captured=not how.eager)
+    _restore_position(runs, epoch, step)
+    names = list(dict.fromkeys(run.recipe.name for run in runs))
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    epochs, steps = runs[0].recipe.epochs, runs[0].learner.steps
     saved_at = began = time.monotonic()
     lines: list[dict[str, Any]] = []
-    with progress:
-        while epoch < recipe.epochs:
+    with Progress(", ".join(names), epochs, seeds, engine.mode, how.quiet) as progress:
+        while epoch < epochs:
             epoch_began = time.monotonic()
             while step < steps:
                 engine.step()
@@ -256,18 +286,17 @@ def _run(
                     raise KeyboardInterrupt(f"stopped by {signal.Signals(stop[0]).name}")
                 if engine.graph is None:
                     progress.step(epoch, step, steps)
-            if runs[0].learner.device.type == "cuda":
+            if how.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.monotonic() - epoch_began
             lines = [run.end_epoch(epoch, seconds) for run in runs]
             progress.epoch(epoch, lines)
             epoch, step = epoch + 1, 0
-            done = epoch == recipe.epochs
-            if done or time.monotonic() - saved_at > checkpoint_seconds:
+            if epoch == epochs or time.monotonic() - saved_at > how.checkpoint_seconds:
                 _save(runs, epoch, 0)
                 saved_at = time.monotonic()
-            if not done:
-                _start_epoch(recipe, runs, epoch)
+            if epoch < epochs:
+                _start_epoch(runs, epoch)
     total = time.monotonic() - began
     if not lines:  # everything was done but for the last file
         lines = [_last_line(run.folder) for run in runs]
@@ -304,12 +333,12 @@ def _resume(runs: list[Seed], at: tuple[int, int] | None, quiet: bool) -> None:
         print(f"resuming at epoch {at[0] + 1}, step {at[1]}", flush=True)
 
 
-def _restore_position(recipe: Recipe, runs: list[Seed], epoch: int, step: int) -> None:
+def _restore_position(runs: list[Seed], epoch: int, step: int) -> None:
     """Where in the epoch's plan to go on; sums were restored and must survive ``start_epoch``."""
-    if epoch >= recipe.epochs:
+    if epoch >= runs[0].recipe.epochs:
         return
     sums = [(run.learner.loss_sum.clone(), run.learner.auxiliary_sum.clone()) for run in runs]
-    _start_epoch(recipe, runs, epoch)
+    _start_epoch(runs, epoch)
     if step:
         for run, (loss, auxiliary) in zip(runs, sums, strict=True):
             run.learner.position.fill_(step)
@@ -317,9 +346,9 @@ def _restore_position(recipe: Recipe, runs: list[Seed], epoch: int, step: int) -
             run.learner.auxiliary_sum.copy_(auxiliary)
 
 
-def _start_epoch(recipe: Recipe, runs: list[Seed], epoch: int) -> None:
-    factor = recipe.schedule.factor_at(epoch, recipe.epochs)
+def _start_epoch(runs: list[Seed], epoch: int) -> None:
     for run in runs:
+        factor = run.recipe.schedule.factor_at(epoch, run.recipe.epochs)
         # On a GPU, dropout draws from the global generator: make that resumable by epochs.
         torch.manual_seed(run.seed * 1_000_003 + epoch)
         run.learner.start_epoch(run.seed, epoch, factor)

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.layers import binary_layers
-from unflip.methods.lns import FilterNorm, MappedSign, MappingNetwork
+from unflip.methods.lns import MappedSign
+from unflip.methods.mapping_network import FilterNorm, MappingNetwork
 
 
 @contextmanager

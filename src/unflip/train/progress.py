@@ -8,21 +8,19 @@ import time
 from types import TracebackType
 from typing import Any
 
-from unflip.train.recipe import Recipe
-
 
 class Progress:
     """Epoch, loss, accuracy, flip rate and time left, for one seed or several."""
 
-    def __init__(self, recipe: Recipe, seeds: list[int], mode: str, quiet: bool) -> None:
-        self.recipe, self.seeds, self.quiet = recipe, seeds, quiet
+    def __init__(self, name: str, epochs: int, seeds: list[int], mode: str, quiet: bool) -> None:
+        self.name, self.epochs, self.quiet = name, epochs, quiet
         self.began = self.printed = time.monotonic()
         self.first_epoch: int | None = None
         self.bar: Any = None
         self.task: Any = None
         if quiet:
             return
-        print(f"{recipe.name}: {recipe.epochs} epochs, {_plural(seeds)}, {mode}", flush=True)
+        print(f"{name}: {epochs} epochs, {_plural(seeds)}, {mode}", flush=True)
         if sys.stdout.isatty():
             self._make_bar()
 
@@ -34,7 +32,7 @@ class Progress:
             return
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         self.bar = Bar(*columns, transient=True)
-        self.task = self.bar.add_task(self.recipe.name, total=float(self.recipe.epochs))
+        self.task = self.bar.add_task(self.name, total=float(self.epochs))
 
     def __enter__(self) -> Progress:
         if self.bar:
@@ -59,16 +57,16 @@ class Progress:
             return
         if self.first_epoch is None:
             self.first_epoch = epoch
-        text = f"{self.recipe.name}  epoch {epoch + 1}/{self.recipe.epochs}  {_figures(lines)}"
+        text = f"{self.name}  epoch {epoch + 1}/{self.epochs}  {_figures(lines)}"
         if self.bar:
             self.bar.update(self.task, completed=epoch + 1, description=text)
             return
         now = time.monotonic()
-        last = epoch + 1 == self.recipe.epochs
+        last = epoch + 1 == self.epochs
         if last or now - self.printed > 5 or epoch == self.first_epoch:
             self.printed = now
             done = epoch + 1 - self.first_epoch
-            left = (now - self.began) / done * (self.recipe.epochs - epoch - 1)
+            left = (now - self.began) / done * (self.epochs - epoch - 1)
             print(f"{text}  {lines[0]['seconds']:.2f} s/epoch  {left:.0f} s left", flush=True)
 
 
