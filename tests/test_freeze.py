@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import unflip
 from unflip.freeze import FrozenLayer, frozen_layers, pack_signs, unpack_signs
-from unflip.layers import BinaryLayer, binary_layers
+from unflip.layers import BinaryLayer, binary_layers, inside_binarizer
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,6 +29,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "dorefa", "inputs": "pm1"},
     {"name": "dorefa", "input_bits": 2},
     {"name": "xnor", "k_map": False},
+    {"name": "abc", "scope": "filter"},
     {"name": "lns", "statistics": "fixed", "labels": "frozen", "base": "xnor"},
     {"name": "lns", "mapping": "residual", "base": "bireal"},
 ]
@@ -100,11 +101,12 @@ def check(layer: nn.Module, x: Tensor, method: dict[str, Any]) -> None:
 
     state = frozen.state_dict()
     own = {k for k in state if not k.startswith("input_binarizer.")}
-    assert own == {"bits", "scales"} | ({"bias"} if frozen.bias is not None else set())
+    offset = [] if code.offset is None else ["offset"]
+    assert own == {"bits", "scales", *offset, *([] if frozen.bias is None else ["bias"])}
     n = code.signs.numel()
     assert state["bits"].dtype == torch.uint8
     assert state["bits"].numel() == -(-n // 8)
-    floats = state["scales"].numel() + (0 if frozen.bias is None else frozen.bias.numel())
+    floats = sum(state[k].numel() for k in own - {"bits"})
     assert sum(state[k].nbytes for k in own) == -(-n // 8) + 4 * floats
     assert not any("weight" in name for name, _ in frozen.named_parameters())
     assert [n for n, _ in frozen.named_modules() if "weight_binarizer" in n] == []
@@ -169,8 +171,10 @@ def test_a_network_keeps_bits_scales_and_its_float_layers(method: dict[str, Any]
     assert [name for name, _ in frozen_layers(frozen)] == names == ["2.0", "4"]
     state, twin = frozen.state_dict(), net().state_dict()
     dropped = {"2.0.weight", "4.weight"}
-    own = {k for k in state if "input_binarizer" not in k}
-    assert own == (twin.keys() - dropped) | {f"{n}.{k}" for n in names for k in ("bits", "scales")}
+    own = {k for k in state if not inside_binarizer(k)}
+    parts = [k for k in ("bits", "scales", "offset") if f"4.{k}" in state]
+    assert parts[:2] == ["bits", "scales"]
+    assert own == (twin.keys() - dropped) | {f"{n}.{k}" for n in names for k in parts}
     assert all(torch.equal(state[k], model.state_dict()[k]) for k in twin.keys() - dropped)
 
 

@@ -1,7 +1,7 @@
 """Memory in bits and FLOPs, counted as the LNS paper and the papers it compares with count them.
 
 Memory  a binary weight is 1 bit (a bit for each of its bases), everything else the model keeps after
-        freezing is 32: scales, float weights, biases, BatchNorm's two parameters, PReLU slopes.
+        freezing is 32: scales, offsets, float weights, biases, BatchNorm's two parameters, PReLU slopes.
         BatchNorm's running statistics are left out, as in the papers' figures.
 FLOPs   multiplications of convolutions and linear layers for one input: a float one counts 1, a 1-bit
         one 1/64 (a 64-bit word of XNOR and POPCOUNT), times the bit planes of the input and the bases
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.freeze import FrozenLayer
-from unflip.layers import BinaryLayer, inside_binarizer
+from unflip.layers import BinaryLayer, binary_layers, inside_binarizer
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,26 @@ def cost(model: nn.Module, example_input: Tensor) -> Cost:
         for name, module in model.named_modules()
         if name in outputs
     )
+    dropped = _dropped_when_frozen(model)
     rest = sum(
         parameter.numel()
         for name, parameter in model.named_parameters()
-        if "weight_binarizer" not in name.split(".")  # dropped when the model is frozen
-        and name.rpartition(".")[0] not in outputs
+        if parameter not in dropped and name.rpartition(".")[0] not in outputs
     )
     return Cost(
         memory_bits=32 * rest + sum(layer.memory_bits for layer in layers),
         flops=sum(layer.flops for layer in layers),
         layers=layers,
     )
+
+
+def _dropped_when_frozen(model: nn.Module) -> set[nn.Parameter]:
+    """Parameters of the method that only training needs."""
+    dropped: set[nn.Parameter] = set()
+    for _, layer in binary_layers(model):
+        dropped |= {*layer.weight_binarizer.parameters(), *layer.input_binarizer.parameters()}
+        dropped -= {*layer.input_binarizer.deployed().parameters()}
+    return dropped
 
 
 def _output_sizes(model: nn.Module, x: Tensor) -> dict[str, int]:
@@ -98,7 +107,7 @@ def _layer_cost(name: str, module: nn.Module, outputs: int) -> LayerCost:
     if isinstance(module, (BinaryLayer, FrozenLayer)):
         code = module.code()
         weight_bits, input_bits = len(code.signs), module.input_binarizer.bits
-        scales = code.scales.numel()
+        scales = code.scales.numel() + (0 if code.offset is None else code.offset.numel())
     bias = module.bias.numel() if isinstance(module.bias, Tensor) else 0
     return LayerCost(
         name=name,

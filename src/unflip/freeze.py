@@ -42,15 +42,15 @@ class FrozenLayer(nn.Module):
 
     bits: Tensor  # uint8, eight signs a byte
     scales: Tensor
+    offset: Tensor | None
     method: Method
     input_binarizer: InputBinarizer
     signs_shape: tuple[int, ...]
 
     def code(self) -> BinaryWeight:
         """The discrete weights: scales and signs."""
-        return BinaryWeight(
-            unpack_signs(self.bits, self.signs_shape, self.scales.dtype), self.scales
-        )
+        signs = unpack_signs(self.bits, self.signs_shape, self.scales.dtype)
+        return BinaryWeight(signs, self.scales, self.offset)
 
     @property
     def weight(self) -> Tensor:
@@ -116,9 +116,10 @@ def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
     twin = cls.__new__(cls)
     twin.__dict__.update(layer.__dict__)
     twin._parameters = {k: v for k, v in layer._parameters.items() if k != "weight"}
-    twin._modules = {"input_binarizer": layer.input_binarizer}
+    twin._modules = {"input_binarizer": layer.input_binarizer.deployed().eval()}
     twin._buffers = dict(layer._buffers)
     twin.signs_shape = tuple(code.signs.shape)
     twin.register_buffer("bits", pack_signs(code.signs))
     twin.register_buffer("scales", code.scales.clone())
+    twin.register_buffer("offset", None if code.offset is None else code.offset.clone())
     return twin

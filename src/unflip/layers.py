@@ -41,8 +41,9 @@ class BinaryLayer(nn.Module):
 
     @torch.no_grad()
     def code(self) -> BinaryWeight:
-        """The discrete weights: scales and signs."""
-        return self.weight_binarizer.code(self.weight)
+        """The discrete weights: scales and signs, without gradients."""
+        code = self.weight_binarizer.code(self.weight)
+        return code._replace(scales=code.scales.detach())  # a view of a parameter has them yet
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -136,10 +137,10 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
         return _multiply(layer, x, weight)
     half = torch.get_autocast_dtype(device) == torch.float16
     with torch.autocast(device, enabled=False):
-        scales = layer.code().scales
-        exact = len(scales) == 1 and weight[0].numel() <= EXACT_IN_HALF
+        code = layer.code()
+        exact = len(code.scales) == 1 and code.offset is None and weight[0].numel() <= EXACT_IN_HALF
         if half and exact and layer.input_binarizer.unit:
-            return _multiply_in_half(layer, x, weight, scales[0])
+            return _multiply_in_half(layer, x, weight, code.scales[0])
         return _multiply(layer, x.to(weight.dtype), weight)
 
 
@@ -158,8 +159,9 @@ def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> T
     The products are accumulated in float32, so the layer multiplies signs and applies the scale
     afterwards. Weights are always binarized in full precision (half could change a sign).
     """
-    # Q / E is exactly ±1, and its gradient is that of Q. A filter of zeros has E = 0.
-    unit = weight / scale.clamp_min(torch.finfo(scale.dtype).tiny)
+    # Q / E is exactly ±1, and its gradient is that of Q. A filter of zeros has E = 0; a learned E may be negative.
+    tiny = torch.finfo(scale.dtype).tiny
+    unit = weight / torch.where(scale.abs() < tiny, tiny, scale)
     y = fused_product(layer, x, unit) if fused_product is not None else None
     if y is None:
         binary = layer.input_binarizer(x).to(torch.float16)

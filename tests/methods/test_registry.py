@@ -402,7 +402,7 @@ def test_copies(method: str) -> None:
 
 @every_method
 def test_the_discrete_form_is_the_weight(method: str) -> None:
-    for _, layer in binary_layers(binary_net(method)):
+    for _, layer in binary_layers(binary_net(method).eval()):  # training may use another value
         code = layer.code()
         assert code.signs.shape[1:] == layer.weight.shape
         assert (code.signs.abs() == 1).all()
@@ -410,7 +410,12 @@ def test_the_discrete_form_is_the_weight(method: str) -> None:
         assert len(code.scales) == len(code.signs)
         assert code.scales.expand(code.signs.shape).shape == code.signs.shape
         assert not code.signs.requires_grad
+        assert not code.scales.requires_grad
         dense = sum(scale * signs for scale, signs in zip(code.scales, code.signs, strict=True))
+        if code.offset is not None:
+            assert code.offset.expand(layer.weight.shape).shape == layer.weight.shape
+            assert not code.offset.requires_grad
+            dense = dense + code.offset
         assert torch.equal(layer.binary_weight(), dense)
 
 

@@ -26,17 +26,18 @@ from unflip.ste import straight_through
 
 
 class BinaryWeight(NamedTuple):
-    """Discrete weights: weight = Σ_i scales[i] · signs[i]."""
+    """Discrete weights: weight = Σ_i scales[i] · signs[i] (+ offset)."""
 
     signs: Tensor  # (bases, *weight.shape), every element +1 or -1
     scales: Tensor  # (bases, out or 1, 1, ...): broadcasts over the weight
+    offset: Tensor | None = None  # (out or 1, 1, ...): a number for a whole filter, no bit a weight
 
     def dense(self) -> Tensor:
         """The weight as one float tensor: what a convolution is given."""
         total = self.scales[0] * self.signs[0]
         for scale, signs in zip(self.scales[1:], self.signs[1:], strict=True):
             total = total + scale * signs
-        return total
+        return total if self.offset is None else total + self.offset
 
 
 class WeightBinarizer(nn.Module):
@@ -75,6 +76,10 @@ class InputBinarizer(nn.Module):
     unit: bool = True  # every value is -1, 0 or +1, so that sums of products are integers
     fused_as: str | None = None  # "pm1" or "01": what train/sign_conv.py knows this binarizer as
 
+    def deployed(self) -> InputBinarizer:
+        """What a frozen layer keeps: the same function, without what only training needs."""
+        return self
+
     def start_epoch(self, epoch: int, epochs: int) -> None:
         """As of :class:`WeightBinarizer`."""
 
@@ -108,6 +113,11 @@ class Method:
     def binary_downsample(self) -> bool:
         """Whether the paper binarizes ResNet's 1×1 down-sampling convolutions too."""
         return False
+
+    @property
+    def unfit_for_lns(self) -> str | None:
+        """Why LNS cannot wrap this method; None where it can."""
+        return None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

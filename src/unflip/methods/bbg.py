@@ -56,7 +56,7 @@ class Gate(nn.Module):
         self.adapted = nn.ParameterDict({"gate": nn.Parameter(values)})
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.adapted["gate"]
+        return x * self.adapted["gate"].to(x.dtype)  # under autocast x stays in half
 
 
 @register("bbg")

@@ -45,11 +45,13 @@ class Bop(Optimizer):
                 for weight in group["params"]:
                     self.state[weight] = {"average": torch.zeros_like(weight)}
                     weight.copy_(sign(weight))
-                if group["params"] and group["params"][0].is_cuda:  # a captured graph reads a tensor
+                if (
+                    group["params"] and group["params"][0].is_cuda
+                ):  # a captured graph reads a tensor
                     group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -90,6 +92,10 @@ class BopMethod(Method):
     def family(self) -> str:
         """γ and τ shape the training alone."""
         return self.name
+
+    @property
+    def unfit_for_lns(self) -> str | None:
+        return "it has no latent weights, which are what a mapping network looks at"
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         return PlainSign()  # its clipping to [−1, 1] leaves ±1 as it is

@@ -19,19 +19,19 @@ Inputs      as the base method has them
 Under the squared loss the correction moves the target and nothing else: ℓ̃ = (q̂ − t)² + const with
 t = q̃ (1 − ρ₋q̃ + ρq̃) / (1 − ρ₊ − ρ₋); for ρ₊ = ρ₋ = ρ that is t = q̃ / (1 − 2ρ), a stretch.
 
-The paper leaves much open; each choice is an option, reasoned about in ``docs/lns.md``.
+The paper leaves much open; each choice is an option, reasoned about in ``docs/lns.md``. So is the loss: ``loss`` takes
+one of the others of ``noisy_labels.py`` in ℓ̃'s place, and with ``rates="estimated"`` every weight has its own ρ₊ and
+ρ₋ (:func:`set_flip_rates`), estimated for instance by ``train/flip_rates.py``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.methods.base import (
@@ -42,124 +42,39 @@ from unflip.methods.base import (
     register,
     resolve,
 )
+from unflip.methods.mapping_network import CHUNK, FilterNorm, MappingNetwork, Statistics
+from unflip.methods.noisy_labels import (
+    Rate,
+    backward_loss,
+    check_loss_options,
+    check_rates,
+    forward_loss,
+    generalised_cross_entropy,
+    smoothed_cross_entropy,
+    symmetric_cross_entropy,
+    unbiased_loss,
+)
 from unflip.ste import sign, straight_through
 
-Statistics = Literal["filters", "fixed"]
-
-# A row of a linear layer (or a 1×1 filter) wider than this is mapped in chunks: f would have 8c² weights.
-CHUNK = 512
-
-
-def unbiased_loss(q_hat: Tensor, q_noisy: Tensor, rho_plus: float, rho_minus: float) -> Tensor:
-    """ℓ̃ for each element; its mean over flipped labels is the squared loss on the clean ones."""
-    check_rates(rho_plus, rho_minus)
-    # In q̂'s own precision: where() on the two rates would round them to float32.
-    positive = (q_noisy > 0).to(q_hat.dtype)
-    rho_same = positive * rho_plus + (1 - positive) * rho_minus  # ρ[q̃]
-    rho_other = positive * rho_minus + (1 - positive) * rho_plus  # ρ[−q̃]
-    agree, disagree = (q_hat - q_noisy) ** 2, (q_hat + q_noisy) ** 2
-    return ((1 - rho_other) * agree - rho_same * disagree) / (1 - rho_plus - rho_minus)
-
-
-def check_rates(rho_plus: float, rho_minus: float) -> None:
-    """The correction divides by 1 − ρ₊ − ρ₋: past that the labels say the opposite."""
-    for name, rho in (("rho_plus", rho_plus), ("rho_minus", rho_minus)):
-        if not 0 <= rho < 1:
-            raise ValueError(f"{name}={rho} should be a probability, 0 <= {name} < 1")
-    if not rho_plus + rho_minus < 1:
-        raise ValueError(
-            f"rho_plus={rho_plus} and rho_minus={rho_minus} add up to {rho_plus + rho_minus}; "
-            "the loss is unbiased only for rho_plus + rho_minus < 1"
-        )
-
-
-class FilterNorm(nn.Module):
-    """BatchNorm inside f: the same function in training, evaluation and freezing.
-
-    ``filters``: always the statistics over the layer's own filters, so that f depends on W and θ alone.
-    ``fixed``: the statistics measured at the end of the warm start, constant from then on.
-    """
-
-    mean: Tensor
-    var: Tensor
-
-    def __init__(self, channels: int, statistics: Statistics) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-        self.measuring = statistics == "filters"
-        if statistics == "fixed":
-            self.register_buffer("mean", torch.zeros(channels))
-            self.register_buffer("var", torch.ones(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.measuring:
-            if "mean" in self._buffers:  # warm start of statistics="fixed"
-                var, mean = torch.var_mean(x.detach(), dim=(0, 2, 3), correction=0)
-                self.mean.copy_(mean)
-                self.var.copy_(var)
-            return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
-        return F.batch_norm(x, self.mean, self.var, self.weight, self.bias)
-
-
-class MappingNetwork(nn.Module):
-    """f for one layer: (filters, c, kh, kw) -> the same shape.
-
-    Layers that are not 3×3: padded 3×3 convolutions keep any map's size, so 5×5 and 11×11 filters need
-    nothing else. Along a dimension of size 1 only the centre tap would see anything, so the kernel is 1
-    there: for a 1×1 convolution f is a perceptron over the channels. A linear layer's row is a 1×1
-    filter. Rows of more than 512 inputs are cut into chunks that share one f. With groups, c is the
-    number of channels a filter has, and all groups share f.
-    """
-
-    def __init__(self, weight: Tensor, residual: bool, statistics: Statistics) -> None:
-        super().__init__()
-        c, kernel = weight.shape[1], tuple(weight.shape[2:]) or (1, 1)
-        self.residual = residual
-        self.chunks = math.ceil(c / CHUNK) if kernel == (1, 1) else 1
-        c = math.ceil(c / self.chunks)
-        taps = (3 if kernel[0] > 1 else 1, 3 if kernel[1] > 1 else 1)
-        pad = (taps[0] // 2, taps[1] // 2)
-        self.conv1 = nn.Conv2d(c, 2 * c, taps, padding=pad, bias=False)
-        self.norm1 = FilterNorm(2 * c, statistics)
-        self.conv2 = nn.Conv2d(2 * c, 2 * c, taps, padding=pad, bias=False)
-        self.norm2 = FilterNorm(2 * c, statistics)
-        self.conv3 = nn.Conv2d(2 * c, c, taps, padding=pad)
-        if residual:
-            nn.init.zeros_(self.conv3.weight)
-            nn.init.zeros_(self.conv3.bias)  # type: ignore[arg-type]
-
-    def forward(self, weight: Tensor) -> Tensor:
-        # Never in autocast's half precision: f would be one function while training with it and another
-        # when freezing without, and a q̂ near 0 would change its sign.
-        device = weight.device.type
-        with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
-            h = F.relu(self.norm1(self.conv1(self._images(weight))))
-            h = F.relu(self.norm2(self.conv2(h)))
-            predicted = self._filters(self.conv3(h), weight)
-        if self.residual:
-            size = weight.detach().abs().mean()
-            predicted = predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
-        return predicted
-
-    def _images(self, weight: Tensor) -> Tensor:
-        """Filters as images; a row of several chunks becomes several 1×1 images."""
-        images = weight if weight.dim() == 4 else weight[:, :, None, None]
-        if self.chunks == 1:
-            return images
-        width = self.conv1.in_channels
-        images = F.pad(images, (0, 0, 0, 0, 0, width * self.chunks - images.shape[1]))
-        return images.reshape(-1, width, 1, 1)
-
-    def _filters(self, images: Tensor, weight: Tensor) -> Tensor:
-        rows = images.reshape(weight.shape[0], -1, *images.shape[2:])[:, : weight.shape[1]]
-        return rows.reshape(weight.shape)
+__all__ = [
+    "CHUNK",
+    "LNS",
+    "FilterNorm",
+    "MappedSign",
+    "MappingNetwork",
+    "set_flip_rates",
+    "sign_agreement",
+    "unbiased_loss",
+    "warm_start",
+]
 
 
 class MappedSign(WeightBinarizer):
     """E · sign(f(W)) with the base method's scale E; supervised by the base method's signs."""
 
     labels: Tensor
+    rho_plus: Tensor
+    rho_minus: Tensor
 
     def __init__(self, config: LNS, layer: nn.Module, base: WeightBinarizer) -> None:
         super().__init__()
@@ -179,6 +94,9 @@ class MappedSign(WeightBinarizer):
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
             self.register_buffer("labels", empty)
             self.latent_replaced(weight)
+        if config.rates == "estimated":  # the given ones, until set_flip_rates
+            self.register_buffer("rho_plus", torch.full_like(weight.detach(), config.rho_plus))
+            self.register_buffer("rho_minus", torch.full_like(weight.detach(), config.rho_minus))
 
     def base_code(self, weight: Tensor) -> BinaryWeight:
         code = self.base.code(weight.detach())
@@ -198,13 +116,12 @@ class MappedSign(WeightBinarizer):
         return self.shared[0]
 
     def code(self, weight: Tensor) -> BinaryWeight:
-        scale = self.base_code(weight).scales
-        return BinaryWeight(sign(self.predict(weight))[None], scale)
+        return self.base_code(weight)._replace(signs=sign(self.predict(weight))[None])
 
     def forward(self, weight: Tensor) -> Tensor:
-        scale = self.base_code(weight).scales[0]
-        predicted = self.predict(weight)
-        return straight_through(scale * sign(predicted), scale * self._passed(predicted))
+        base, predicted = self.base_code(weight), self.predict(weight)
+        binary = base._replace(signs=sign(predicted)[None]).dense()
+        return straight_through(binary, base.scales[0] * self._passed(predicted))
 
     def surrogate(self, weight: Tensor) -> Tensor:
         return self.base_code(weight).scales[0] * self._passed(self.predict(weight))
@@ -216,6 +133,7 @@ class MappedSign(WeightBinarizer):
     @torch.no_grad()
     def latent_replaced(self, weight: Tensor) -> None:
         """New weights (a pretrained network's) bring new labels where those are frozen."""
+        self.base.latent_replaced(weight)
         if self.config.labels == "frozen":
             self.labels.copy_(self.base_code(weight).signs[0])
 
@@ -224,12 +142,33 @@ class MappedSign(WeightBinarizer):
             return self.labels.to(weight.dtype)
         return self.base_code(weight).signs[0]
 
+    def flip_rates(self) -> tuple[Rate, Rate]:
+        """(ρ₊, ρ₋), one for all weights or one for each."""
+        if self.config.rates == "estimated":
+            return self.rho_plus, self.rho_minus
+        return self.config.rho_plus, self.config.rho_minus
+
+    def supervision(self, q_hat: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each q̂ against its noisy label."""
+        config, k = self.config, self.config.sharpness
+        if config.loss == "unbiased":
+            return unbiased_loss(q_hat, labels, *self.flip_rates())
+        if config.loss == "forward":
+            return forward_loss(q_hat, labels, *self.flip_rates(), k)
+        if config.loss == "backward":
+            return backward_loss(q_hat, labels, *self.flip_rates(), k)
+        if config.loss == "gce":
+            return generalised_cross_entropy(q_hat, labels, k, config.gce_q)
+        if config.loss == "sce":
+            return symmetric_cross_entropy(q_hat, labels, k, config.sce_alpha, config.sce_beta)
+        return smoothed_cross_entropy(q_hat, labels, k, config.smoothing)
+
     def auxiliary_loss(self, weight: Tensor) -> Tensor | None:
         config = self.config
         q_hat = self.predict(weight)
         if config.loss_on == "after_sign":
             q_hat = straight_through(sign(q_hat), self._passed(q_hat))
-        loss = unbiased_loss(q_hat, self.noisy_labels(weight), config.rho_plus, config.rho_minus)
+        loss = self.supervision(q_hat, self.noisy_labels(weight))
         return config.alpha * (loss.mean() if config.reduction == "mean" else loss.sum())
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
@@ -254,15 +193,30 @@ class LNS(Method):
     gradient: Literal["identity", "clipped"] = "identity"
     mapping: Literal["plain", "residual"] = "plain"
     statistics: Statistics = "filters"
+    loss: Literal["unbiased", "forward", "backward", "gce", "sce", "smoothing"] = "unbiased"
+    rates: Literal["given", "estimated"] = "given"
+    sharpness: float = 2.0  # k of p = σ(k q̂), for every loss but "unbiased"
+    gce_q: float = 0.7
+    sce_alpha: float = 0.1
+    sce_beta: float = 1.0
+    smoothing: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rates(self.rho_plus, self.rho_minus)
+        check_loss_options(
+            self.sharpness, self.gce_q, self.sce_alpha, self.sce_beta, self.smoothing
+        )
+        if self.rates == "estimated" and self.loss not in ("unbiased", "forward", "backward"):
+            raise ValueError(f"lns: loss={self.loss!r} has no use for rates='estimated'")
         if not (math.isfinite(self.alpha) and self.alpha >= 0):
             raise ValueError(f"lns: alpha={self.alpha} should be a finite number >= 0")
         object.__setattr__(self, "base", resolve(self.base))
         if isinstance(self.base, LNS):
             raise ValueError("lns: base='lns' would map a mapping; give it the method it corrects")
+        reason = self.base_method.unfit_for_lns
+        if reason:
+            raise ValueError(f"lns: base={self.base_method.name!r} does not work: {reason}")
 
     @property
     def base_method(self) -> Method:
@@ -307,6 +261,23 @@ def mapped_layers(model: nn.Module) -> list[tuple[str, Tensor, MappedSign]]:
 
 
 @torch.no_grad()
+def set_flip_rates(model: nn.Module, rates: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Give every weight its own (ρ₊, ρ₋): for each LNS layer two tensors that fit its weight."""
+    for name, weight, binarizer in mapped_layers(model):
+        if binarizer.config.rates != "estimated":
+            raise ValueError(f"layer {name!r} has rates='given': make LNS with rates='estimated'")
+        if name not in rates:
+            raise ValueError(f"no flip rates for layer {name!r}, only for {', '.join(rates)}")
+        plus, minus = (r.to(weight).expand_as(weight) for r in rates[name])
+        if not ((plus >= 0) & (minus >= 0) & (plus + minus < 1)).all():
+            raise ValueError(
+                f"flip rates of layer {name!r} should be >= 0 and add up to less than 1"
+            )
+        binarizer.rho_plus.copy_(plus)
+        binarizer.rho_minus.copy_(minus)
+
+
+@torch.no_grad()
 def sign_agreement(model: nn.Module) -> dict[str, float]:
     """Share of weights, for each LNS layer, where the mapping gives the noisy label."""
     return {
@@ -345,7 +316,7 @@ def warm_start(
 def _fit_mapping(
     weight: Tensor, binarizer: MappedSign, steps: int, lr: float, agreement: float
 ) -> float:
-    """Adam on ℓ̃ before the sign over θ alone."""
+    """Adam on the supervision's loss before the sign, over θ alone."""
     config, mapping = binarizer.config, binarizer.mapping
     norms = [m for m in mapping.modules() if isinstance(m, FilterNorm)]
     labels = binarizer.noisy_labels(weight)
@@ -358,7 +329,7 @@ def _fit_mapping(
     for step in range(steps + 1):
         with torch.enable_grad():
             q_hat = mapping(weight)
-            loss = unbiased_loss(q_hat, labels, config.rho_plus, config.rho_minus).mean()
+            loss = binarizer.supervision(q_hat, labels).mean()
         if step % check_every == 0:
             share = (sign(q_hat.detach()) == labels).double().mean().item()
         if share >= agreement or step == steps:

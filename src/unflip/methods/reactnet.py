@@ -71,7 +71,11 @@ class RPReLU(nn.PReLU):
 
     def forward(self, x: Tensor) -> Tensor:
         view = (-1, *[1] * (x.dim() - 2))  # channels are dimension 1, as for nn.PReLU
-        return super().forward(x + self.adapted.before.view(view)) + self.adapted.after.view(view)
+        before, after = (
+            shift.view(view).to(x.dtype)  # under autocast x stays in half
+            for shift in (self.adapted.before, self.adapted.after)
+        )
+        return super().forward(x + before) + after
 
 
 @register("reactnet")

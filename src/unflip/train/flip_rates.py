@@ -15,16 +15,16 @@ say +1, and of triples that all do are
 
     m₁ = πa + (1 − π)b,   m₂ = πa² + (1 − π)b²,   m₃ = πa³ + (1 − π)b³
 
-a and b are the roots of x² − e₁x + e₂, so a² = e₁a − e₂ and likewise for b; times π, 1 − π and powers of a and b, added up:
+a and b are the roots of x² − e₁x + e₂, so a² = e₁a − e₂, a³ = e₁a² − e₂a, and likewise for b. Weighted by π and 1 − π:
 
     m₂ = e₁m₁ − e₂,   m₃ = e₁m₂ − e₂m₁   ⟹   e₁ = (m₃ − m₁m₂) / (m₂ − m₁²),   e₂ = e₁m₁ − m₂
 
-The larger root is a. Taking the majority of three for the clean sign would be simpler and wrong: the majority errs itself.
+The larger root is a. (To take the majority of three for the clean sign would be simpler, but the majority errs itself.)
 
 Both are done for every layer, and within it for bins of |w| (quantiles of the baseline), since small weights flip more.
 
-What is assumed: the flips of branches are independent given the clean sign. Branches share their start, so a sign that
-the *baseline* got wrong in all of them is not seen: the estimate is of what the order of the data decides, a lower bound.
+What is assumed: flips of branches are independent given the clean sign. Branches share their start, so a sign that is
+wrong in all of them because the *baseline* had it wrong is not seen: the estimate is a lower bound.
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ def flip_rates(
     found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     short = recipe.model_copy(update={"epochs": epochs, "schedule": Schedule()})
     images = Images(data, found)
-    learners = [Learner(short, copy.deepcopy(baseline), images, found) for _ in range(branches)]
+    learners = [
+        Learner(short, copy.deepcopy(baseline).train(), images, found) for _ in range(branches)
+    ]
     engine = Engine(learners, compiled=not eager, captured=not eager)
     for epoch in range(epochs):
         for branch, learner in enumerate(learners):

@@ -1,0 +1,134 @@
+"""ABC-Net: Towards Accurate Binary Convolutional Neural Network.
+
+Lin et al., NeurIPS 2017, arXiv:1711.11294.
+
+Weights     Q = Σ_i α_i B_i, i = 1 .. M, B_i = sign(W − mean(W) + u_i · std(W)), u_i evenly in [−1, 1]
+            α = argmin ‖W − Σ_i α_i B_i‖² (linear regression)
+            over the whole layer, or, with scope="filter", for each filter by itself
+            ∂L/∂W = Σ_i α_i · ∂L/∂Q                         (straight through; α and std not differentiated)
+Inputs      x ≈ Σ_j β_j A_j, j = 1 .. N, A_j = 2 · 1[clip(x + v_j, 0, 1) ≥ ½] − 1, v and β learned
+            ∂L/∂x = Σ_j β_j · ∂L/∂(Σ β A) · 1[0 ≤ x + v_j ≤ 1], the same for each v_j
+            ∂L/∂β_j = ∂L/∂(Σ β A) · A_j
+
+The sets where B_i = +1 are nested, so the normal equations need no product of bases:
+mean(B_i B_j) = 1 − |mean(B_i) − mean(B_j)|. Bases that coincide leave α open; a ridge of 1e-8 makes their
+shares equal, as the least squares of smallest norm has them.
+
+Differences from the authors' code: no code was published. Ours, where the paper says nothing: std divides by n;
+M = 1 has u = 0; v_j starts at ½ − t_j with N thresholds t evenly inside (−1, 1), and β_j at 1/N, so that
+training begins with a staircase from −1 to 1 (at one value for all, the A_j would stay one and the same).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.ste import sign, straight_through
+
+Scope = Literal["layer", "filter"]
+
+RIDGE = 1e-8  # on matrices with ones on the diagonal
+
+
+def solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """x of matrix · x = right, for (..., M, M) positive definite and (..., M), by elimination.
+
+    ``torch.linalg.solve`` has a look at its result, which a CUDA graph cannot hold.
+    """
+    rows = torch.cat([matrix, right.unsqueeze(-1)], -1)
+    one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    for k in range(matrix.shape[-1]):
+        pivot = rows[..., k, :] / rows[..., k, k, None]
+        factors = rows[..., :, k] - one[k]
+        rows = rows - factors.unsqueeze(-1) * pivot.unsqueeze(-2)
+    return rows[..., -1]
+
+
+class ShiftedSigns(WeightBinarizer):
+    """M shifted signs with scales by least squares."""
+
+    def __init__(self, bases: int, scope: Scope) -> None:
+        super().__init__()
+        self.bases = bases
+        self.scope = scope
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        precise = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        groups = precise.flatten()[None] if self.scope == "layer" else precise.flatten(1)
+        centred = groups - groups.mean(1, keepdim=True)
+        std = centred.square().mean(1, keepdim=True).sqrt()
+        shifts = (
+            [2 * i / (self.bases - 1) - 1 for i in range(self.bases)] if self.bases > 1 else [0]
+        )
+        signs = torch.stack([sign(centred + u * std) for u in shifts])  # bases, groups, n
+
+        means = signs.mean(2, dtype=torch.float64).T
+        products = 1 - (means[:, :, None] - means[:, None, :]).abs()
+        ridge = RIDGE * torch.eye(self.bases, dtype=torch.float64, device=weight.device)
+        alpha = solve(products + ridge, (signs * groups).mean(2, dtype=torch.float64).T)
+        scales = alpha.T.reshape(self.bases, -1, *[1] * (weight.dim() - 1))
+        return BinaryWeight(signs.view(-1, *weight.shape).to(weight.dtype), scales.to(weight.dtype))
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        return self.code(weight.detach()).scales.sum(0) * weight
+
+
+class ShiftedInputs(InputBinarizer):
+    """N shifted signs with learned shifts and scales."""
+
+    unit = False
+
+    def __init__(self, bases: int, like: Tensor) -> None:
+        super().__init__()
+        self.bits = bases
+        thresholds = [(2 * j + 1) / bases - 1 for j in range(bases)]
+        self.shifts = nn.Parameter(like.new_tensor([0.5 - t for t in thresholds]))
+        self.scales = nn.Parameter(like.new_full((bases,), 1 / bases))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for shift, scale in zip(self.shifts.unbind(), self.scales.unbind(), strict=True):
+            clipped = (x + shift).clamp(0, 1)
+            total = total + scale * straight_through(sign(clipped - 0.5), clipped)
+        return total
+
+
+@register("abc")
+@dataclass(frozen=True)
+class ABCNet(Method):
+    """Several shifted signs for weights (scales by least squares) and inputs (learned)."""
+
+    weight_bases: int = 5
+    input_bases: int = 5
+    scope: Scope = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("weight_bases", "input_bases"):
+            if getattr(self, name) not in range(1, 9):
+                raise ValueError(
+                    f"abc: {name}={getattr(self, name)} should be a whole number, 1 to 8"
+                )
+
+    @property
+    def binary_downsample(self) -> bool:
+        return True
+
+    @property
+    def unfit_for_lns(self) -> str | None:
+        if self.weight_bases == 1:
+            return None
+        return (
+            f"it writes a weight as {self.weight_bases} signs, and LNS predicts one; "
+            "weight_bases=1 has one"
+        )
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        return ShiftedSigns(self.weight_bases, self.scope)
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        assert isinstance(layer.weight, Tensor)
+        return ShiftedInputs(self.input_bases, layer.weight)

@@ -1,0 +1,130 @@
+"""AdaBin: Improving Binary Neural Networks with Adaptive Binary Sets.
+
+Tu et al., ECCV 2022, arXiv:2208.08084.
+
+Values are not −1 and +1 but any two, β − α and β + α: a centre β and half a distance α.
+
+Weights     Q = α · sign(Ŵ) + β, Ŵ = (W − β) / α;  β = mean(W), α = √mean((W − β)²) for each filter
+            ∂Q/∂Ŵ = α · max(1, t) · (1 − tanh²(t Ŵ)), ∂Q/∂α = sign(Ŵ), ∂Q/∂β = 1, and from there to W
+            t = 10^(−3 + 4 · epoch / epochs)                     (IR-Net's estimator, and its schedule)
+Inputs      B = α · sign(z) + β, z = (x − β) / α, with α and β learned for each layer, at first 1 and 0
+            ∂B/∂x = a(z), ∂B/∂α = sign(z) − a(z) z, ∂B/∂β = 1 − a(z);  a(z) = max(0, 2 − 2|z|)
+Activation  Maxout: y = γ₊ max(x, 0) + γ₋ min(x, 0) with slopes learned for each channel, at first γ₊ = 1, γ₋ = ¼;
+            it takes the place of every nn.PReLU of the network, whose slopes are γ₋ (maxout=False: it does not)
+
+In the discrete form β is the ``offset``: one number for each filter, no second bit for each weight.
+
+Differences from the authors' code: the centre of inputs is β, as in the paper; their code has α (sign(z) + β), a centre
+of αβ. Their Maxout comes after BatchNorm and the add of a shortcut; ours stands where the network has its
+PReLU, and a network without one gets none. γ₊ is the method's own state, under ``adapted``. A filter of
+equal weights has α = 0 (nearly) and no gradient but that of its mean, where theirs divides 0 by 0.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.ste import sign, straight_through
+
+
+def precise(x: Tensor) -> Tensor:
+    """In float32 at least: squares of half-precision weights overflow."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class AdaptiveSet(WeightBinarizer):
+    sharpness: Tensor  # t
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("sharpness", like.new_tensor(1e-3), persistent=False)
+
+    def moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """β and α of each filter, to go with the weight. α² is at least the least normal number, so that
+        nothing is divided by 0; below that its gradient is 0."""
+        filters = precise(weight).flatten(1)
+        beta = filters.mean(1, keepdim=True)
+        variance = (filters - beta).square().mean(1, keepdim=True)
+        alpha = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+        shape = (-1, *[1] * (weight.dim() - 1))
+        return beta.view(shape), alpha.view(shape)
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        beta, alpha = self.moments(weight)
+        signs = sign(precise(weight) - beta).to(weight.dtype)
+        return BinaryWeight(signs[None], alpha[None].to(weight.dtype), beta.to(weight.dtype))
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        beta, alpha = self.moments(weight)
+        normal = (precise(weight) - beta) / alpha
+        t = self.sharpness.to(normal.dtype)
+        slope = (t.clamp_min(1) * (1 - torch.tanh(t * normal) ** 2)).detach()
+        through = alpha.detach() * slope * normal + alpha * sign(normal).detach() + beta
+        return through.to(weight.dtype)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.sharpness.fill_(10 ** (-3 + 4 * epoch / epochs))
+
+
+class AdaptiveInputs(InputBinarizer):
+    unit = False
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self.distance = nn.Parameter(like.new_tensor(1.0))
+        self.centre = nn.Parameter(like.new_tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha, beta = precise(self.distance), precise(self.centre)
+        z = (precise(x) - beta) / alpha
+        c = z.clamp(-1, 1)
+        binary = straight_through(sign(z), 2 * c - c * c.abs())
+        return (alpha * binary + beta).to(x.dtype)
+
+
+class PositiveSlopes(nn.Module):
+    """Maxout's γ₊."""
+
+    def __init__(self, slopes: Tensor) -> None:
+        super().__init__()
+        self.positive = nn.Parameter(torch.ones_like(slopes))
+
+
+class Maxout(nn.PReLU):
+    """PReLU with a slope on either side; ``weight`` holds the negative ones, as in nn.PReLU."""
+
+    def __init__(self, prelu: nn.PReLU) -> None:
+        slopes = prelu.weight
+        super().__init__(prelu.num_parameters, device=slopes.device, dtype=slopes.dtype)
+        self.weight = slopes  # the parameter itself: hooks and optimizers that know it stay right
+        self.adapted = PositiveSlopes(slopes)
+        self.train(prelu.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        view = (-1, *[1] * (x.dim() - 2))  # channels are dimension 1, as for nn.PReLU
+        return self.adapted.positive.view(view) * x.relu() - self.weight.view(view) * (-x).relu()
+
+
+@register("adabin")
+@dataclass(frozen=True)
+class AdaBin(Method):
+    """Two values of its own for each filter (from its moments) and each layer's inputs (learned)."""
+
+    maxout: bool = True
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        assert isinstance(layer.weight, Tensor)
+        return AdaptiveSet(layer.weight)
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        assert isinstance(layer.weight, Tensor)
+        return AdaptiveInputs(layer.weight)
+
+    def adapt(self, model: nn.Module) -> None:
+        replaced: dict[nn.Module, nn.Module] = {}
+        for module in list(model.modules()) if self.maxout else []:
+            for name, child in list(module._modules.items()):
+                if type(child) is nn.PReLU:
+                    setattr(module, name, replaced.setdefault(child, Maxout(child)))

@@ -1,0 +1,156 @@
+"""FDA-BNN: Learning Frequency Domain Approximation for Binary Neural Networks.
+
+Xu et al., NeurIPS 2021, arXiv:2103.00841.
+
+Within a period sign is the square wave Σ_i 4 / ((2i + 1)π) · sin((2i + 1)ωt). Its first terms are differentiable, and
+a small network ê learns what they leave out:
+
+Weights     Q = E(|W|) · sign(W), the mean over the whole layer, not differentiated (DoReFa's)
+            ∂L/∂W = E(|W|) · ∂L/∂Q · d(W)
+Inputs      B = sign(x), ∂L/∂x = ∂L/∂B · d(x)
+Gradient    d(t) = ŝ'(t) + α ê'(t) for |ωt| ≤ π/2, 0 outside
+            ŝ'(t) = 4ω/π · Σ_{i=0..n} cos((2i + 1)ωt) = 2ω/π · sin(2(n + 1)ωt) / sin(ωt)
+            ê(t) = max(t W₁, 0) W₂ + 0.1 sin(t), vectors t of length d, W₁: d × d/64, W₂: d/64 × d
+            W₁ and W₂ of each layer, one pair for weights and one for inputs, learn through α ê
+Schedule    n rises from 9 to 18 by epoch, α falls to 0: at the end no trace of ê is left
+
+Forward and frozen, a value is its sign alone (the paper's algorithm 1); ê shapes gradients, so it is dropped
+when the model is frozen, and not counted.
+
+Differences from the authors' code: theirs is the evaluation only. The paper's figure 2 adds α ê in the forward pass of
+training too; here, as in its algorithm 1, what is trained is what is shipped. Ours, where the paper says nothing:
+ω = 1; α starts at 1 (equation 15 has no α) and falls linearly; t is a filter for weights, and a pixel's channels (a
+linear layer's features) for inputs; ê has at least 4 hidden units; and beyond |ωt| = π/2, where ŝ' is 0 and
+the wave turns back towards its next jump, the gradient is 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.ste import sign, straight_through
+
+REDUCTION = 64
+SHORTCUT = 0.1
+
+
+class NoiseAdaptation(nn.Module):
+    """ê over the last dimension."""
+
+    def __init__(self, length: int, like: Tensor) -> None:
+        super().__init__()
+        hidden = max(4, length // REDUCTION)
+        place = {"device": like.device, "dtype": like.dtype}
+        self.first = nn.Linear(length, hidden, bias=False, **place)
+        self.second = nn.Linear(hidden, length, bias=False, **place)
+
+    def forward(self, t: Tensor) -> Tensor:
+        learned = self.second(F.relu(self.first(t.to(self.first.weight.dtype))))
+        return learned.to(t.dtype) + SHORTCUT * torch.sin(t)
+
+
+class FourierSign(nn.Module):
+    """A differentiable function whose derivative is ŝ' + α ê'; schedules n and α."""
+
+    terms: Tensor  # n + 1
+    alpha: Tensor
+
+    def __init__(self, config: "FDA", noise: NoiseAdaptation | None, like: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.noise = noise
+        self.register_buffer("terms", like.new_tensor(config.terms + 1.0), persistent=False)
+        self.register_buffer("alpha", like.new_tensor(config.alpha), persistent=False)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        progress = epoch / max(1, epochs - 1)
+        self.terms.fill_(self.config.terms + round(self.config.terms * progress) + 1)
+        self.alpha.fill_(self.config.alpha * (1 - progress))
+
+    def forward(self, x: Tensor, channels: int) -> Tensor:
+        """``channels``: the dimension along which a vector t lies."""
+        omega = self.config.frequency
+        t = x.clamp(-math.pi / (2 * omega), math.pi / (2 * omega))
+        soft = self.derivative(t).detach() * t
+        if self.noise is not None:
+            soft = soft + self.alpha * self.noise(t.movedim(channels, -1)).movedim(-1, channels)
+        return soft
+
+    def derivative(self, t: Tensor) -> Tensor:
+        """ŝ'(t), by the closed form of the sum."""
+        theta = self.config.frequency * t.to(torch.promote_types(t.dtype, torch.float32))
+        terms, sine = self.terms.to(theta.dtype), torch.sin(theta)
+        zero = sine == 0
+        ratio = torch.sin(2 * terms * theta) / (sine + zero.to(sine.dtype))
+        slope = 2 * self.config.frequency / math.pi * torch.where(zero, 2 * terms, ratio)
+        return slope.to(t.dtype)
+
+
+class FourierWeights(WeightBinarizer):
+    def __init__(self, config: "FDA", weight: Tensor) -> None:
+        super().__init__()
+        self.soft_sign = FourierSign(config, NoiseAdaptation(weight[0].numel(), weight), weight)
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        scale = weight.abs().mean().view(1, *[1] * weight.dim())
+        return BinaryWeight(sign(weight)[None], scale)
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        return weight.detach().abs().mean() * self.soft_sign(weight.flatten(1), -1).view_as(weight)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.soft_sign.start_epoch(epoch, epochs)
+
+
+class FourierInputs(InputBinarizer):
+    def __init__(self, soft_sign: FourierSign, channels: int) -> None:
+        super().__init__()
+        self.soft_sign = soft_sign
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return straight_through(sign(x), self.soft_sign(x, self.channels))
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.soft_sign.start_epoch(epoch, epochs)
+
+    def deployed(self) -> InputBinarizer:
+        whole = self.soft_sign
+        return FourierInputs(FourierSign(whole.config, None, whole.terms), self.channels)
+
+
+@register("fda")
+@dataclass(frozen=True)
+class FDA(Method):
+    """Layer-wise mean times sign; gradient of a Fourier series and of a small network."""
+
+    terms: int = 9  # n at the first epoch; twice as many at the last
+    frequency: float = 1.0  # ω
+    alpha: float = 1.0  # of ê at the first epoch; 0 at the last
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.terms not in range(1, 101):
+            raise ValueError(f"fda: terms={self.terms} should be a whole number, 1 to 100")
+        if not (math.isfinite(self.frequency) and self.frequency > 0):
+            raise ValueError(f"fda: frequency={self.frequency} should be a finite number > 0")
+        if not (math.isfinite(self.alpha) and self.alpha >= 0):
+            raise ValueError(f"fda: alpha={self.alpha} should be a finite number >= 0")
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        assert isinstance(layer.weight, Tensor)
+        return FourierWeights(self, layer.weight)
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        if isinstance(layer, nn.Conv2d):
+            length, channels = layer.in_channels, -3
+        else:
+            length, channels = weight.shape[1], -1
+        noise = NoiseAdaptation(length, weight)
+        return FourierInputs(FourierSign(self, noise, weight), channels)

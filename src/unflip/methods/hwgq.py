@@ -1,0 +1,76 @@
+"""HWGQ: Deep Learning with Low Precision by Half-wave Gaussian Quantization.
+
+Cai et al., CVPR 2017, arXiv:1702.00953.
+
+Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter of n weights (BWN's)
+            ∂L/∂W = ∂L/∂Q                          (α is not differentiated)
+Inputs      a 2-bit quantizer of ReLU(x), fitted to the positive half of a unit Gaussian: x follows BatchNorm
+            B = 0 for x ≤ 0; Δ for 0 < x ≤ 3Δ/2; 2Δ for 3Δ/2 < x ≤ 5Δ/2; 3Δ above;  Δ = 0.538
+            ∂L/∂x = ∂L/∂B · 1[0 < x ≤ 3Δ]          (backward="clipped": clipped ReLU)
+  or        ∂L/∂x = ∂L/∂B · 1 for 0 < x ≤ 3Δ, 1 / (x − 3Δ + 1) above   (backward="log": log-tailed ReLU)
+
+Δ is the uniform step with the least mean squared error on that half; with thresholds at Δ/2, 3Δ/2, 5Δ/2,
+as rounding would have them, it would be 0.65.
+
+Differences from the authors' code: "positive" begins at 2⁻²⁴, the least that float16 tells from zero, so that a
+value below counts as 0 in every precision. Their layers have BatchNorm right before the quantizer, and no ReLU;
+one between them changes nothing. The log-tailed ReLU is of the paper, not of the code. As in their ResNet-18,
+down-sampling convolutions are binary.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.ste import sign, straight_through
+
+STEP = 0.538
+LARGEST = 3 * STEP
+LEAST_POSITIVE = 2.0**-24
+
+
+class FilterMeanSign(WeightBinarizer):
+    def code(self, weight: Tensor) -> BinaryWeight:
+        alpha = weight.abs().flatten(1).mean(1).view(1, -1, *[1] * (weight.dim() - 1))
+        return BinaryWeight(sign(weight)[None], alpha)
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+class HalfWave(InputBinarizer):
+    bits = 2
+    unit = False
+
+    def __init__(self, backward: Literal["clipped", "log"]) -> None:
+        super().__init__()
+        self.log_tail = backward == "log"
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = (x >= LEAST_POSITIVE).to(x.dtype)
+        steps = steps + (x > 1.5 * STEP) + (x > 2.5 * STEP)
+        soft = x.relu().clamp(max=LARGEST)  # relu: its derivative at 0 is 0
+        if self.log_tail:
+            soft = soft + torch.log1p((x - LARGEST).relu())
+        return straight_through(STEP * steps, soft)
+
+
+@register("hwgq")
+@dataclass(frozen=True)
+class HWGQ(Method):
+    """Per-filter scale times sign; 2-bit inputs, a quantized ReLU."""
+
+    backward: Literal["clipped", "log"] = "clipped"
+
+    @property
+    def binary_downsample(self) -> bool:
+        return True
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        return FilterMeanSign()
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        return HalfWave(self.backward)

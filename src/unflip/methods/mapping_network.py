@@ -1,0 +1,99 @@
+"""f, the network of LNS that looks at a filter of latent weights and predicts its signs (see ``lns.py``)."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Statistics = Literal["filters", "fixed"]
+
+# A row of a linear layer (or a 1×1 filter) wider than this is mapped in chunks: f would have 8c² weights.
+CHUNK = 512
+
+
+class FilterNorm(nn.Module):
+    """BatchNorm inside f: the same function in training, evaluation and freezing.
+
+    ``filters``: always the statistics over the layer's own filters, so that f depends on W and θ alone.
+    ``fixed``: the statistics measured at the end of the warm start, constant from then on.
+    """
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, channels: int, statistics: Statistics) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.measuring = statistics == "filters"
+        if statistics == "fixed":
+            self.register_buffer("mean", torch.zeros(channels))
+            self.register_buffer("var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.measuring:
+            if "mean" in self._buffers:  # warm start of statistics="fixed"
+                var, mean = torch.var_mean(x.detach(), dim=(0, 2, 3), correction=0)
+                self.mean.copy_(mean)
+                self.var.copy_(var)
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
+        return F.batch_norm(x, self.mean, self.var, self.weight, self.bias)
+
+
+class MappingNetwork(nn.Module):
+    """f for one layer: (filters, c, kh, kw) -> the same shape.
+
+    Layers that are not 3×3: padded 3×3 convolutions keep any map's size, so 5×5 and 11×11 filters need
+    nothing else. Along a dimension of size 1 only the centre tap would see anything, so the kernel is 1
+    there: for a 1×1 convolution f is a perceptron over the channels. A linear layer's row is a 1×1
+    filter. Rows of more than 512 inputs are cut into chunks that share one f. With groups, c is the
+    number of channels a filter has, and all groups share f.
+    """
+
+    def __init__(self, weight: Tensor, residual: bool, statistics: Statistics) -> None:
+        super().__init__()
+        c, kernel = weight.shape[1], tuple(weight.shape[2:]) or (1, 1)
+        self.residual = residual
+        self.chunks = math.ceil(c / CHUNK) if kernel == (1, 1) else 1
+        c = math.ceil(c / self.chunks)
+        taps = (3 if kernel[0] > 1 else 1, 3 if kernel[1] > 1 else 1)
+        pad = (taps[0] // 2, taps[1] // 2)
+        self.conv1 = nn.Conv2d(c, 2 * c, taps, padding=pad, bias=False)
+        self.norm1 = FilterNorm(2 * c, statistics)
+        self.conv2 = nn.Conv2d(2 * c, 2 * c, taps, padding=pad, bias=False)
+        self.norm2 = FilterNorm(2 * c, statistics)
+        self.conv3 = nn.Conv2d(2 * c, c, taps, padding=pad)
+        if residual:
+            nn.init.zeros_(self.conv3.weight)
+            nn.init.zeros_(self.conv3.bias)  # type: ignore[arg-type]
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # Never in autocast's half precision: f would be one function while training with it and another
+        # when freezing without, and a q̂ near 0 would change its sign.
+        device = weight.device.type
+        with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+            h = F.relu(self.norm1(self.conv1(self._images(weight))))
+            h = F.relu(self.norm2(self.conv2(h)))
+            predicted = self._filters(self.conv3(h), weight)
+        if self.residual:
+            size = weight.detach().abs().mean()
+            predicted = predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
+        return predicted
+
+    def _images(self, weight: Tensor) -> Tensor:
+        """Filters as images; a row of several chunks becomes several 1×1 images."""
+        images = weight if weight.dim() == 4 else weight[:, :, None, None]
+        if self.chunks == 1:
+            return images
+        width = self.conv1.in_channels
+        images = F.pad(images, (0, 0, 0, 0, 0, width * self.chunks - images.shape[1]))
+        return images.reshape(-1, width, 1, 1)
+
+    def _filters(self, images: Tensor, weight: Tensor) -> Tensor:
+        rows = images.reshape(weight.shape[0], -1, *images.shape[2:])[:, : weight.shape[1]]
+        return rows.reshape(weight.shape)

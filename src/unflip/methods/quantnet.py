@@ -1,0 +1,143 @@
+"""Quantization Networks.
+
+Yang et al., CVPR 2019, arXiv:1911.09464, at 1 bit: a quantizer is a sum of sigmoids (here one) whose steepness T rises
+by epoch; the network is trained with the soft function and tested with the step it approaches.
+
+Weights     x = β·W / M, M = max|W| of the layer (not differentiated)
+            training:    Q = α·M · (2σ(T·x) − 1)
+            evaluation:  Q = α·M · sign(x)                                       (what is frozen)
+            ∂L/∂W = ∂L/∂Q · α·β · 2σ(x)(1 − σ(x))     (the temperature is 1 in the backward pass, see below)
+            ∂L/∂β = Σ ∂L/∂Q · α·W · 2σ(x)(1 − σ(x)),  ∂L/∂α = Σ ∂L/∂Q · Q / α;  β starts as 5/4, α as 4/5
+Inputs      z = β·x − b, b = 0.05 fixed, β learned, starts as 1
+            training:    B = σ(T·z)
+            evaluation:  B = 1[z ≥ 0], in {0, 1}
+            ∂L/∂x = ∂L/∂B · β · σ(z)(1 − σ(z)),  ∂L/∂β = Σ ∂L/∂B · x · σ(z)(1 − σ(z))
+Schedule    T = min(10·(i + 1), 2000) in epoch i = 0, 1, ...
+
+For binary networks the authors' code takes σ' at temperature 1: at T = 100 its own derivative is zero for nearly
+every weight. (With T inside and outside, it would be the derivative of the soft function.)
+
+Differences from the authors' code:
+- It calibrates β = 5/4 / max|W| and α = 1/β once, on a pretrained network; here both are in units of max|W| at all
+  times, so that weights may start at random or be taken over from another network.
+- It multiplies σ'(x) of the weights by T, which rises to hundreds, at learning rates made for that. Here the factor is
+  1, as its comment has it for the inputs.
+- Inputs: β is calibrated on data there, 1 here; the output factor 1/β is left out, as the weights' α holds it.
+- T is capped for the weights alone there, and T·x is cut off at ±10. The step is at z > 0 there, z ≥ 0 here.
+``code`` depends on α and β, which are parameters, not on T.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.ste import sign, straight_through
+
+STEEPEST = 2000.0
+
+
+class Temperature(nn.Module):
+    """T of the epoch."""
+
+    value: Tensor
+
+    def __init__(self, rise: float, like: Tensor) -> None:
+        super().__init__()
+        self.rise = rise
+        self.register_buffer("value", like.new_full((), min(rise, STEEPEST)), persistent=False)
+
+    def start_epoch(self, epoch: int) -> None:
+        self.value.fill_(min(self.rise * (epoch + 1), STEEPEST))
+
+
+class SoftSignWeights(WeightBinarizer):
+    def __init__(self, temperature: Temperature, like: Tensor) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.alpha = nn.Parameter(like.new_full((), 0.8))
+        self.beta = nn.Parameter(like.new_full((), 1.25))
+
+    def largest(self, weight: Tensor) -> Tensor:
+        largest = weight.detach().abs().amax()
+        return torch.where(largest == 0, 1, largest)
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        largest = self.largest(weight)
+        scale = (self.alpha * largest).view(1, *[1] * weight.dim())
+        return BinaryWeight(sign(self.beta * (weight / largest))[None], scale)
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        return self._scaled(weight, self.code(weight).signs[0])
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(weight)
+        x = (self.beta * (weight / self.largest(weight))).detach()
+        return self._scaled(weight, 2 * torch.sigmoid(self.temperature.value * x) - 1)
+
+    def _scaled(self, weight: Tensor, value: Tensor) -> Tensor:
+        """α·M times ``value``, which has the gradient of 2σ(x) − 1."""
+        largest = self.largest(weight)
+        x = self.beta * (weight / largest)
+        return self.alpha * largest * straight_through(value, 2 * torch.sigmoid(x) - 1)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.temperature.start_epoch(epoch)
+
+
+class SoftStepInputs(InputBinarizer):
+    def __init__(self, temperature: Temperature, threshold: float, like: Tensor) -> None:
+        super().__init__()
+        self.temperature, self.threshold = temperature, threshold
+        self.beta = nn.Parameter(like.new_ones(()))
+
+    def train(self, mode: bool = True) -> Self:
+        self.unit = not mode  # the soft values of training are not 0 and 1
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The gradient of β is a sum over all of x: not in autocast's half precision.
+        x = x.to(torch.promote_types(x.dtype, self.beta.dtype))
+        z = self.beta * x - self.threshold
+        soft = self.temperature.value * z
+        value = torch.sigmoid(soft) if self.training else (sign(z) + 1) / 2
+        return straight_through(value, torch.sigmoid(z))
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.temperature.start_epoch(epoch)
+
+
+@register("quantnet")
+@dataclass(frozen=True)
+class QuantizationNetworks(Method):
+    """Trained with sigmoids that steepen by epoch, tested with the step; inputs {0, 1}."""
+
+    temperature: float = 10.0
+    threshold: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.temperature <= STEEPEST:
+            raise ValueError(
+                f"quantnet: temperature={self.temperature} should be > 0 and <= {STEEPEST:g}"
+            )
+        if not 0 <= self.threshold < float("inf"):
+            raise ValueError(f"quantnet: threshold={self.threshold} should be finite and >= 0")
+
+    @property
+    def family(self) -> str:
+        """The temperature shapes the training alone, the threshold what inputs mean."""
+        same = self.threshold == type(self).threshold
+        return self.name if same else f"{self.name}(threshold={self.threshold})"
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        assert isinstance(layer.weight, Tensor)
+        return SoftSignWeights(Temperature(self.temperature, layer.weight), layer.weight)
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        assert isinstance(layer.weight, Tensor)
+        temperature = Temperature(self.temperature, layer.weight)
+        return SoftStepInputs(temperature, self.threshold, layer.weight)

@@ -1,0 +1,109 @@
+"""ReSTE: Estimator Meets Equilibrium Perspective: A Rectified Straight Through Estimator for BNN Training.
+
+Wu et al., ICCV 2023, arXiv:2308.06689. A power function stands in for sign: for o = 1 it is the identity (the
+plain straight-through estimator, stable), for o → ∞ it is sign itself (no estimating error). o grows by epoch.
+
+Weights     Q = E · sign(W), E = mean|W| over the whole layer
+            ∂L/∂W = E · ∂L/∂Q · g(W) + ∂L/∂E · sign(W) / n, ∂L/∂E = Σ ∂L/∂Q · sign(W): E is differentiated
+Inputs      B = sign(x)
+            ∂L/∂x = ∂L/∂B · g(x)
+Estimator   f(x) = sign(x)·|x|^(1/o), whose derivative is cut off at t and has a pole at 0:
+            g(x) = f(m) / m = m^((1−o)/o)      |x| ≤ m = 0.1    (the slope of the chord from 0 to m)
+                   (1/o)·|x|^((1−o)/o)         m < |x| ≤ t = 1.5
+                   0                           |x| > t
+            o = 1 + (o_end − 1)·(1 − cos(π/2 · i/N)) in epoch i = 0 .. N − 1, from 1 towards o_end = 3
+
+Differences from the authors' code: none known. (g jumps by the factor o at |x| = m in theirs too. sign(0) is +1,
+theirs 0.) ``code`` does not depend on the schedule.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.ste import sign, straight_through
+
+
+class PowerEstimator(nn.Module):
+    """g, and the exponent o of the epoch."""
+
+    o: Tensor
+
+    def __init__(self, o_end: float, t: float, m: float, like: Tensor) -> None:
+        super().__init__()
+        self.o_end, self.t, self.m = o_end, t, m
+        self.register_buffer("o", like.new_ones(()), persistent=False)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.o.fill_(1 + (self.o_end - 1) * (1 - math.cos(math.pi / 2 * epoch / epochs)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, power = x.abs(), (1 - self.o) / self.o
+        slope = size.clamp(self.m, self.t) ** power  # inside the interval; no pole, no overflow
+        slope = torch.where(size <= self.m, slope, slope / self.o)
+        return torch.where(size > self.t, 0, slope)
+
+
+class PowerSignWeights(WeightBinarizer):
+    def __init__(self, estimator: PowerEstimator) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        scale = weight.abs().mean().view(1, *[1] * weight.dim())
+        return BinaryWeight(sign(weight)[None], scale)
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        scale = weight.abs().mean()
+        through_sign = (scale * self.estimator(weight)).detach() * weight
+        return through_sign + scale * sign(weight).detach()
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.estimator.start_epoch(epoch, epochs)
+
+
+class PowerSignInputs(InputBinarizer):
+    def __init__(self, estimator: PowerEstimator) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+    def forward(self, x: Tensor) -> Tensor:
+        return straight_through(sign(x), self.estimator(x).detach() * x)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.estimator.start_epoch(epoch, epochs)
+
+
+@register("reste")
+@dataclass(frozen=True)
+class ReSTE(Method):
+    """Layer-wise mean times sign; the gradient is a power function's, whose exponent grows by epoch."""
+
+    o_end: float = 3.0
+    t: float = 1.5
+    m: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.o_end < math.inf:
+            raise ValueError(f"reste: o_end={self.o_end} should be finite and >= 1")
+        if not 0 < self.m < self.t < math.inf:
+            raise ValueError(f"reste: m={self.m} and t={self.t} should be finite, 0 < m < t")
+
+    @property
+    def family(self) -> str:
+        """The estimator shapes the training alone."""
+        return self.name
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        return PowerSignWeights(self._estimator(layer))
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        return PowerSignInputs(self._estimator(layer))
+
+    def _estimator(self, layer: nn.Module) -> PowerEstimator:
+        assert isinstance(layer.weight, Tensor)
+        return PowerEstimator(self.o_end, self.t, self.m, layer.weight)

@@ -1,0 +1,67 @@
+"""TBN: Convolutional Neural Network with Ternary Inputs and Binary Weights.
+
+Wan et al., ECCV 2018.
+
+Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter of n weights
+            ∂L/∂W = ∂L/∂Q                          (α is not differentiated)
+Inputs      B = +1 for x ≥ δ, −1 for x ≤ −δ, 0 between;  δ = 0.4 · mean|x|, and no scale
+            ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1]             (δ is not differentiated)
+
+A ternary input takes two bit planes, and is counted as 2 bits.
+
+Differences from the authors' code: the mean is of one sample (over channels and pixels; of a linear layer, over
+the features), in training and evaluation alike. Their code takes the mean over the batch in training and a
+running average of it in evaluation, so that what a sample gives depends on those beside it, and not the
+same function is trained and shipped. The share is 0.5 in their code for TBNv2, which also has a scale of
+inputs, 2δ, and another gradient; here is TBN as in the paper.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.ste import sign, straight_through
+
+
+class FilterMeanSign(WeightBinarizer):
+    def code(self, weight: Tensor) -> BinaryWeight:
+        alpha = weight.abs().flatten(1).mean(1).view(1, -1, *[1] * (weight.dim() - 1))
+        return BinaryWeight(sign(weight)[None], alpha)
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+class Ternary(InputBinarizer):
+    bits = 2
+
+    def __init__(self, share: float, sample: tuple[int, ...]) -> None:
+        super().__init__()
+        self.share = share
+        self.sample = sample  # the dimensions of one sample
+
+    def forward(self, x: Tensor) -> Tensor:
+        delta = self.share * x.abs().mean(self.sample, keepdim=True)
+        ternary = (x >= delta).to(x.dtype) - (x <= -delta).to(x.dtype)
+        return straight_through(ternary, x.clamp(-1, 1))
+
+
+@register("tbn")
+@dataclass(frozen=True)
+class TBN(Method):
+    """Per-filter scale times sign; inputs −1, 0 or +1."""
+
+    threshold: float = 0.4  # a share of the sample's mean |x|
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.threshold) and self.threshold > 0):
+            raise ValueError(f"tbn: threshold={self.threshold} should be a finite number > 0")
+
+    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+        return FilterMeanSign()
+
+    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+        return Ternary(self.threshold, (-3, -2, -1) if isinstance(layer, nn.Conv2d) else (-1,))

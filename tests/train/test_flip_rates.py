@@ -1,0 +1,177 @@
+"""Flip rates: known rates are recovered from simulated branches, real branches are made and compared."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import unflip
+from unflip.data import ImageSet
+from unflip.layers import binary_layers
+from unflip.methods.lns import MappedSign, set_flip_rates
+from unflip.train.batches import Images
+from unflip.train.flip_rates import (
+    FlipRates,
+    estimate_rates,
+    flip_rates,
+    separate_rates,
+    symmetric_rate,
+)
+from unflip.train.learner import Learner, build_model
+from unflip.train.recipe import Recipe
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.005, 0.1, 0.3, 0.5])
+def test_symmetric_rate_inverts_the_disagreement_of_two(rho: float) -> None:
+    assert symmetric_rate(2 * rho * (1 - rho)) == pytest.approx(rho, abs=1e-9)
+
+
+def test_more_disagreement_than_chance_is_chance() -> None:
+    assert symmetric_rate(0.5) == symmetric_rate(0.6) == 0.5
+
+
+@pytest.mark.parametrize("share", [0.5, 0.3, 0.9])
+@pytest.mark.parametrize("rho", [(0.1, 0.1), (0.2, 0.05), (0.0, 0.3), (0.4, 0.0)])
+def test_separate_rates_invert_the_three_moments(share: float, rho: tuple[float, float]) -> None:
+    a, b = 1 - rho[0], rho[1]
+    m1, m2, m3 = (share * a**n + (1 - share) * b**n for n in (1, 2, 3))
+    found = separate_rates(m1, m2, m3)
+    assert found == pytest.approx(rho, abs=1e-9)
+
+
+def test_moments_that_say_nothing() -> None:
+    assert separate_rates(1.0, 1.0, 1.0) is None, "all +1: ρ₋ is anyone's guess"
+    assert separate_rates(0.5, 0.25, 0.125) is None, "coins"
+
+
+def simulated(
+    plus: Tensor, minus: Tensor, branches: int, share: float, generator: torch.Generator
+) -> list[Tensor]:
+    """Branches whose signs are the clean ones, flipped independently."""
+    clean = torch.rand(plus.shape, generator=generator) < share
+    rate = torch.where(clean, plus, minus)
+    flips = [torch.rand(plus.shape, generator=generator) < rate for _ in range(branches)]
+    return [torch.where(clean ^ flip, 1, -1).to(torch.int8)[None] for flip in flips]
+
+
+@pytest.mark.parametrize("branches", [2, 3])
+def test_known_rates_that_fall_with_the_weight_are_recovered(branches: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(400, 2000, generator=generator)
+    rho = 0.3 * torch.exp(-3 * weight.abs())
+    seen = simulated(rho, rho, branches, 0.5, generator)
+    rates = estimate_rates({"fc": weight}, [{"fc": s} for s in seen], bins=5)
+    bins = rates.bins["fc"]
+    assert [b.weights for b in bins] == pytest.approx([160_000] * 5, abs=2)  # equal |w|
+    assert [b.high for b in bins[:-1]] == [b.low for b in bins[1:]]
+    size = weight.abs()
+    for b in bins:
+        inside = (size >= b.low) & (size < b.high)
+        assert b.rho == pytest.approx(rho[inside].mean().item(), rel=0.05, abs=1e-3)
+        if branches == 2:
+            assert b.rho_plus == b.rho_minus == b.rho
+    assert bins[0].rho > 10 * bins[-1].rho
+    assert rates.whole["fc"].weights == 800_000
+
+
+def test_three_branches_tell_the_two_rates_apart() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(400, 2000, generator=generator)
+    small = weight.abs() < weight.abs().median()
+    plus, minus = torch.where(small, 0.2, 0.04), torch.where(small, 0.1, 0.01)
+    seen = simulated(plus, minus, 3, 0.4, generator)
+    rates = estimate_rates({"fc": weight}, [{"fc": s} for s in seen], bins=2)
+    low, high = rates.bins["fc"]
+    assert (low.rho_plus, low.rho_minus) == pytest.approx((0.2, 0.1), abs=0.005)
+    assert (high.rho_plus, high.rho_minus) == pytest.approx((0.04, 0.01), abs=0.003)
+    # a majority of three is itself wrong in 3ρ² − 2ρ³ of cases, and would hide as much
+    votes = torch.stack(seen).float().sum(0)
+    majority = (seen[0] != torch.where(votes > 0, 1, -1))[0][small].float().mean().item()
+    assert majority < 0.125, "the true mean rate is 0.4 · 0.2 + 0.6 · 0.1 = 0.14"
+
+
+def test_estimates_become_a_rate_for_each_weight() -> None:
+    layer = unflip.BinaryLinear(20, 40, method={"name": "lns", "rates": "estimated"})
+    size = layer.weight.detach().abs()
+    seen = [torch.ones(40, 20, dtype=torch.int8) for _ in range(2)]
+    middle = size.flatten().sort().values[400]
+    seen[1][size < middle] = torch.where(torch.arange(400) < 100, -1, 1).to(torch.int8)
+    rates = estimate_rates({"": layer.weight}, [{"": s} for s in seen], bins=2)
+    found = rates.for_weights(layer)
+    expected = torch.where(
+        size < middle, (1 - math.sqrt(0.5)) / 2, 1e-4
+    )  # d = 100 of 400, and none
+    torch.testing.assert_close(found[""], (expected, expected))
+    set_flip_rates(layer, found)
+    assert isinstance(layer.weight_binarizer, MappedSign)
+    torch.testing.assert_close(layer.weight_binarizer.rho_minus, expected)
+    with pytest.raises(ValueError, match="no flip rates for layer '', only for fc"):
+        FlipRates({"fc": rates.bins[""]}, {}).for_weights(layer)
+
+
+def test_weights_of_one_size_are_one_bin() -> None:
+    seen = torch.tensor([[1, 1, -1, 1]])
+    rates = estimate_rates(
+        {"a": torch.tensor([1.0, -1, 1, -1])}, [{"a": seen}, {"a": -seen}], bins=3
+    )
+    [only] = rates.bins["a"]
+    assert (only.weights, only.disagreement, only.rho) == (4, 1.0, 0.5)
+
+
+def test_what_is_refused() -> None:
+    weight, seen = {"a": torch.ones(4)}, {"a": torch.ones(1, 4)}
+    with pytest.raises(ValueError, match="1 branches given: two give ρ, three"):
+        estimate_rates(weight, [seen])
+    with pytest.raises(ValueError, match="bins=0"):
+        estimate_rates(weight, [seen, seen], bins=0)
+    with pytest.raises(ValueError, match=r"layer 'a' has 8 signs for 4 weights.*one sign a weight"):
+        estimate_rates(weight, [{"a": torch.ones(2, 4)}] * 2)
+
+
+def recipe(**fields: Any) -> Recipe:
+    values: dict[str, Any] = {
+        "name": "test",
+        "data": {"name": "digits"},
+        "model": {"name": "resnet20", "width": 4},
+        "method": {"name": "dorefa", "inputs": "pm1"},
+        "epochs": 1,
+        "batch_size": 128,
+        "optimizer": {"lr": 0.1, "latent_lr": 1.0},
+    }
+    return Recipe.model_validate(values | fields)
+
+
+def test_branches_of_a_trained_network(digits: ImageSet) -> None:
+    device = torch.device("cpu")
+    model = build_model(recipe(), digits, seed=0)
+    learner = Learner(recipe(), model, Images(digits, device), device)
+    learner.start_epoch(0, 0, 1.0)
+    for _ in range(learner.steps):
+        learner.step()
+    baseline = {k: v.clone() for k, v in model.eval().state_dict().items()}
+
+    options: dict[str, Any] = {"epochs": 1, "rate": 0.5, "bins": 4, "device": "cpu"}
+    rates = flip_rates(model, recipe(), digits, **options)
+    assert not model.training
+    assert all(torch.equal(v, baseline[k]) for k, v in model.state_dict().items()), "left as it is"
+    assert list(rates.bins) == [name for name, _ in binary_layers(model)]
+    assert all(len(found) == 4 for found in rates.bins.values())
+    small = sum(found[0].disagreement for found in rates.bins.values())
+    large = sum(found[-1].disagreement for found in rates.bins.values())
+    assert small > 2 * large, "small weights flip more"
+    assert 0 < rates.whole["layer3.0.conv1"].rho < 0.5
+    assert flip_rates(model, recipe(), digits, **options) == rates, (
+        "the same seeds, the same branches"
+    )
+    assert flip_rates(model, recipe(), digits, seed=1, **options) != rates
+    assert FlipRates.from_plain(json.loads(json.dumps(rates.plain()))) == rates
+
+    corrected = build_model(
+        recipe(method={"name": "lns", "loss": "forward", "rates": "estimated"}), digits, seed=0
+    )
+    unflip.load_twin(corrected, model.state_dict())
+    set_flip_rates(corrected, rates.for_weights(corrected))
+    assert unflip.auxiliary_loss(corrected).isfinite()
