@@ -170,7 +170,9 @@ def test_branches_of_a_trained_network(digits: ImageSet) -> None:
     assert FlipRates.from_plain(json.loads(json.dumps(rates.plain()))) == rates
 
     corrected = build_model(
-        recipe(method={"name": "lns", "loss": "forward", "rates": "estimated"}), digits, seed=0
+        recipe(start="test", method={"name": "lns", "loss": "forward", "rates": "estimated"}),
+        digits,
+        seed=0,
     )
     unflip.load_twin(corrected, model.state_dict())
     set_flip_rates(corrected, rates.for_weights(corrected))

@@ -718,3 +718,23 @@ def test_recipes_that_take_other_steps_are_not_trained_together(
     jobs = [loop.Job(dorefa, 0, tmp_path / "a"), loop.Job(longer, 0, tmp_path / "b")]
     with pytest.raises(ValueError, match=r"longer cannot be trained beside .*epochs is 9, not 4"):
         train_together(jobs, digits, device="cpu")
+
+
+def test_estimated_flip_rates_are_estimated_before_the_first_epoch(
+    tmp_path: Path, digits: ImageSet, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [*LNS_OVERRIDES, "epochs=1", "method.loss=forward", "method.rates=estimated"]
+    recipe = load_recipe("digits-lns", overrides)
+    run(recipe, digits, tmp_path, start=whole)
+    assert "flip rates of the baseline's layers" in capsys.readouterr().out
+    saved, _ = checkpoints.load_latest(tmp_path / "seed-0")
+    assert saved is not None
+    rates = [v for k, v in saved.tensors.items() if k.endswith("weight_binarizer.rho_plus")]
+    assert len(rates) == 18
+    assert all(rate.min() > 0 and rate.max() < 0.5 for rate in rates)
+    assert any(len(rate.unique()) > 1 for rate in rates)  # by |w|, not the given constant
+
+
+def test_estimated_flip_rates_need_a_baseline() -> None:
+    with pytest.raises(ValueError, match="rates=estimated forks the run that start names"):
+        load_recipe("digits-lns", ["method.rates=estimated", "method.loss=forward", "start=null"])

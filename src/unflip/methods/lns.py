@@ -90,6 +90,7 @@ class MappedSign(WeightBinarizer):
         self.mapping = MappingNetwork(weight, config.mapping == "residual", config.statistics)
         self.mapping.to(device=weight.device, dtype=weight.dtype)
         self.shared: list[Tensor] | None = None
+        base.requires_grad_(False)  # its signs are labels and its scale is taken as it is
         if config.labels == "frozen":
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
             self.register_buffer("labels", empty)

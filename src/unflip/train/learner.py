@@ -76,15 +76,17 @@ class Learner:
             len(self.auxiliary_layers), dtype=torch.float64, device=device
         )
         self.losses: Callable[[Tensor], tuple[Tensor, Tensor]] = self.planned_losses
-        self.dropout = any(isinstance(m, nn.Dropout) for m in model.modules())
+        self.random = any(
+            isinstance(m, nn.Dropout) or getattr(m, "stochastic", False) for m in model.modules()
+        )
         self.stream = 0
 
     def draw_as_alone(self) -> None:
-        """Dropout draws from (seed, epoch, step) alone: resumed, or beside other seeds, it draws the same.
+        """Dropout and stochastic binarizers draw from (seed, epoch, step) alone: resumed, or beside others, the same.
 
         On a CPU only: a GPU would have to wait for the position.
         """
-        if self.dropout and self.device.type == "cpu":
+        if self.random and self.device.type == "cpu":
             torch.manual_seed(mix(self.stream, int(self.position) + 1))
 
     def start_epoch(self, seed: int, epoch: int, factor: float) -> None:

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from unflip.data import ImageSet
-from unflip.methods.lns import warm_start
+from unflip.methods.lns import set_flip_rates, warm_start
 from unflip.train import checkpoint as checkpoints
 from unflip.train import distributed
 from unflip.train.batches import Images
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
+from unflip.train.flip_rates import flip_rates
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
@@ -210,7 +211,7 @@ def _prepare(
     model = build_model(job.recipe, data, job.seed).to(how.device)
     if distributed.rank() == 0:
         if at is None:  # otherwise a checkpoint brings the weights
-            _first_weights(job, model, how.quiet)
+            _first_weights(job, model, data, how)
         saved = {"recipe": job.recipe.plain(), "seed": job.seed}
         data_bytes = json.dumps(saved, indent=1).encode() + b"\n"
         checkpoints.write_atomically(job.folder / "recipe.json", data_bytes)
@@ -218,16 +219,19 @@ def _prepare(
     return Seed(job.recipe, job.seed, job.folder, learner, len(data.classes))
 
 
-def _first_weights(job: Job, model: nn.Module, quiet: bool) -> None:
+def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None:
     """Bring the model to where its first epoch starts."""
-    state = _start_state(job.recipe, job.start, job.seed)
-    if state is not None:
+    folder = _start_folder(job)
+    if folder is not None:
+        state = _start_state(folder)
         load_start(model, state)
+        if isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated":
+            _estimate_flip_rates(model, folder, state, data, how)
     options = job.recipe.warm_start
     if options is None:
         return
     reached = warm_start(model, options.steps, options.lr, options.agreement)
-    if not quiet:
+    if not how.quiet:
         print(
             f"seed {job.seed}: warm start, signs agree on {min(reached.values()):.4%} "
             f"or more in each of {len(reached)} layers",
@@ -235,8 +239,9 @@ def _first_weights(job: Job, model: nn.Module, quiet: bool) -> None:
         )
 
 
-def _start_state(recipe: Recipe, start: Path | None, seed: int) -> dict[str, Tensor] | None:
-    """The weights of the finished run that ``recipe.start`` names."""
+def _start_folder(job: Job) -> Path | None:
+    """The finished run that ``recipe.start`` names."""
+    recipe, start, seed = job.recipe, job.start, job.seed
     if recipe.start is None:
         if start is not None:
             raise ValueError(f"recipe {recipe.name} starts from nothing, but --start is {start}")
@@ -249,12 +254,41 @@ def _start_state(recipe: Recipe, start: Path | None, seed: int) -> dict[str, Ten
             f"recipe {recipe.name} starts from a finished run of {recipe.start}, seed {seed}; "
             f"{folder} is not one. Run: unflip train {recipe.start}"
         )
+    return folder
+
+
+def _start_state(folder: Path) -> dict[str, Tensor]:
     saved, problems = checkpoints.load_latest(folder)
     if saved is None:
         raise ValueError(f"no usable checkpoint in {folder}: {'; '.join(problems) or 'none there'}")
     for problem in problems:
         print(f"warning: {problem}; starting from the checkpoint before it", flush=True)
     return saved.tensors
+
+
+def _estimate_flip_rates(
+    model: nn.Module, folder: Path, state: dict[str, Tensor], data: ImageSet, how: How
+) -> None:
+    """LNS with ``rates: estimated``: fork the baseline, and see which signs disagree."""
+    there = json.loads((folder / "recipe.json").read_text())
+    recipe = Recipe.model_validate(there["recipe"])
+    baseline = build_model(recipe, data, there["seed"])
+    load_start(baseline, state)
+    rates = flip_rates(
+        baseline.to(how.device),
+        recipe,
+        data,
+        seed=there["seed"],
+        device=str(how.device),
+        eager=how.eager,
+    )
+    set_flip_rates(model, rates.for_weights(model))
+    if not how.quiet:
+        low, high = (
+            min(b.rho for b in rates.whole.values()),
+            max(b.rho for b in rates.whole.values()),
+        )
+        print(f"flip rates of the baseline's layers: {low:.3%} to {high:.3%}", flush=True)
 
 
 def _run(

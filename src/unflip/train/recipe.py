@@ -144,6 +144,13 @@ class Recipe(_Part):
             raise ValueError("warm_start is for method lns: others have no mapping networks")
         return self
 
+    @model_validator(mode="after")
+    def _estimated_rates_have_a_baseline(self) -> Recipe:
+        estimated = isinstance(self.method, dict) and self.method.get("rates") == "estimated"
+        if estimated and self.start is None:
+            raise ValueError("method.rates=estimated forks the run that start names: give start")
+        return self
+
     def plain(self) -> dict[str, Any]:
         """The recipe as JSON values, every default filled in."""
         return self.model_dump(mode="json")
