@@ -51,6 +51,11 @@ def test_commands_exist(command):
         assert words[0] in known
 
 
+def test_the_readme_lists_every_method():
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == unflip.methods.names()
+
+
 def test_the_makefile_has_the_readmes_two_commands():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):

@@ -100,7 +100,7 @@ class FourierWeights(WeightBinarizer):
         return BinaryWeight(sign(weight)[None], scale)
 
     def surrogate(self, weight: Tensor) -> Tensor:
-        return weight.detach().abs().mean() * self.soft_sign(weight.flatten(1), -1).view_as(weight)
+        return self.soft_sign(weight.flatten(1), -1).view_as(weight)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.soft_sign.start_epoch(epoch, epochs)
@@ -129,7 +129,7 @@ class FDA(Method):
     """Layer-wise mean times sign; gradient of a Fourier series and of a small network."""
 
     terms: int = 9  # n at the first epoch; twice as many at the last
-    frequency: float = 1.0  # ω
+    frequency: float = 0.1  # ω
     alpha: float = 1.0  # of ê at the first epoch; 0 at the last
 
     def __post_init__(self) -> None:
