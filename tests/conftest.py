@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 
 COMMAND = Path(__file__).with_name("command.py")
 
@@ -25,6 +26,16 @@ _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     ["unflip.cli", "unflip.data.digits", "sklearn.datasets", "torch._dynamo"]
 )
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed_and_one_thread() -> Iterator[None]:
+    """Tensors and networks in the tests are tiny: threads would only wait for each other."""
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @dataclass

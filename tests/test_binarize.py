@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,15 +12,6 @@ from torch import Tensor, nn
 import unflip
 from unflip.freeze import FrozenConv2d
 from unflip.layers import BinaryConv2d, BinaryLinear, binary_layers
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Block(nn.Module):

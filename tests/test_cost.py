@@ -1,6 +1,5 @@
 """cost: bits and multiplications, counted by hand."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,15 +8,6 @@ from torch import Tensor, nn
 
 import unflip
 from unflip.cost import Cost
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def net() -> nn.Sequential:

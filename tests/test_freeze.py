@@ -1,7 +1,6 @@
 """freeze: frozen output equals eval output exactly, for any layer, and nothing else is left."""
 
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +12,6 @@ from torch import Tensor, nn
 import unflip
 from unflip.freeze import FrozenLayer, frozen_layers, pack_signs, unpack_signs
 from unflip.layers import BinaryLayer, binary_layers, inside_binarizer
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 METHODS: list[dict[str, Any]] = [
     *({"name": name} for name in unflip.methods.names()),

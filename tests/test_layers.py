@@ -1,6 +1,5 @@
 """BinaryConv2d and BinaryLinear as torch layers: arguments, state dicts, autocast, module functions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +15,6 @@ from unflip.layers import (
     binary_layers,
     inside_binarizer,
 )
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def net(method: Any = "dorefa", **options: Any) -> nn.Module:

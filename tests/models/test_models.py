@@ -1,6 +1,5 @@
 """Every registered network with methods of every kind, small; then what each network claims to be."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,16 +32,6 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 METHODS = ["float", *method_names(), {"name": "dorefa", "inputs": "pm1"}]
 CLASSES = 5
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_one_seed() -> Iterator[None]:
-    """These tensors are tiny: on a busy machine threads would spend their time waiting for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def build(case: str, method: Any, **more: Any) -> nn.Module:

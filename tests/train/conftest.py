@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from unflip.data import ImageSet
 from unflip.data import load as load_data
 from unflip.train import checkpoint as checkpoints
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    """The networks here are tiny: threads would only wait for each other."""
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

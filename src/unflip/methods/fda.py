@@ -53,16 +53,17 @@ class NoiseAdaptation(nn.Module):
         return learned.to(t.dtype) + SHORTCUT * torch.sin(t)
 
 
-class FourierSign(nn.Module):
-    """A differentiable function whose derivative is ŝ' + α ê'; schedules n and α."""
+class Fourier(nn.Module):
+    """The sine module and the noise of one tensor; schedules n and α."""
 
     terms: Tensor  # n + 1
     alpha: Tensor
 
-    def __init__(self, config: "FDA", noise: NoiseAdaptation | None, like: Tensor) -> None:
+    def __init__(self, config: "FDA", adaptation: NoiseAdaptation | None, like: Tensor) -> None:
         super().__init__()
         self.config = config
-        self.noise = noise
+        self.adaptation = adaptation
+        self.limit = math.pi / (2 * config.frequency)
         self.register_buffer("terms", like.new_tensor(config.terms + 1.0), persistent=False)
         self.register_buffer("alpha", like.new_tensor(config.alpha), persistent=False)
 
@@ -71,14 +72,10 @@ class FourierSign(nn.Module):
         self.terms.fill_(self.config.terms + round(self.config.terms * progress) + 1)
         self.alpha.fill_(self.config.alpha * (1 - progress))
 
-    def forward(self, x: Tensor, channels: int) -> Tensor:
-        """``channels``: the dimension along which a vector t lies."""
-        omega = self.config.frequency
-        t = x.clamp(-math.pi / (2 * omega), math.pi / (2 * omega))
-        soft = self.derivative(t).detach() * t
-        if self.noise is not None:
-            soft = soft + self.alpha * self.noise(t.movedim(channels, -1)).movedim(-1, channels)
-        return soft
+    def sine(self, x: Tensor) -> Tensor:
+        """A function whose derivative is ŝ'."""
+        t = x.clamp(-self.limit, self.limit)
+        return self.derivative(t).detach() * t
 
     def derivative(self, t: Tensor) -> Tensor:
         """ŝ'(t), by the closed form of the sum."""
@@ -89,38 +86,50 @@ class FourierSign(nn.Module):
         slope = 2 * self.config.frequency / math.pi * torch.where(zero, 2 * terms, ratio)
         return slope.to(t.dtype)
 
+    def noise(self, x: Tensor, vectors: int) -> Tensor:
+        """α ê in training, 0 else; ``vectors`` is the dimension along which a vector t lies."""
+        if self.adaptation is None or not self.training:
+            return torch.zeros_like(x)
+        t = x.clamp(-self.limit, self.limit).movedim(vectors, -1)
+        return self.alpha * self.adaptation(t).movedim(-1, vectors)
+
 
 class FourierWeights(WeightBinarizer):
     def __init__(self, config: "FDA", weight: Tensor) -> None:
         super().__init__()
-        self.soft_sign = FourierSign(config, NoiseAdaptation(weight[0].numel(), weight), weight)
+        self.fourier = Fourier(config, NoiseAdaptation(weight[0].numel(), weight), weight)
 
     def code(self, weight: Tensor) -> BinaryWeight:
         scale = weight.abs().mean().view(1, *[1] * weight.dim())
         return BinaryWeight(sign(weight)[None], scale)
 
     def surrogate(self, weight: Tensor) -> Tensor:
-        return self.soft_sign(weight.flatten(1), -1).view_as(weight)
+        return self.fourier.sine(weight)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        noise = self.fourier.noise(weight.flatten(1), -1).view_as(weight)
+        return super().forward(weight) + weight.detach().abs().mean() * noise
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
-        self.soft_sign.start_epoch(epoch, epochs)
+        self.fourier.start_epoch(epoch, epochs)
 
 
 class FourierInputs(InputBinarizer):
-    def __init__(self, soft_sign: FourierSign, channels: int) -> None:
+    def __init__(self, fourier: Fourier, channels: int) -> None:
         super().__init__()
-        self.soft_sign = soft_sign
+        self.fourier = fourier
         self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
-        return straight_through(sign(x), self.soft_sign(x, self.channels))
+        binary = straight_through(sign(x), self.fourier.sine(x))
+        return binary + self.fourier.noise(x, self.channels)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
-        self.soft_sign.start_epoch(epoch, epochs)
+        self.fourier.start_epoch(epoch, epochs)
 
     def deployed(self) -> InputBinarizer:
-        whole = self.soft_sign
-        return FourierInputs(FourierSign(whole.config, None, whole.terms), self.channels)
+        whole = self.fourier
+        return FourierInputs(Fourier(whole.config, None, whole.terms), self.channels)
 
 
 @register("fda")
@@ -153,4 +162,4 @@ class FDA(Method):
         else:
             length, channels = weight.shape[1], -1
         noise = NoiseAdaptation(length, weight)
-        return FourierInputs(FourierSign(self, noise, weight), channels)
+        return FourierInputs(Fourier(self, noise, weight), channels)
