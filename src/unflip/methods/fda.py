@@ -2,26 +2,25 @@
 
 Xu et al., NeurIPS 2021, arXiv:2103.00841.
 
-Within a period sign is the square wave Σ_i 4 / ((2i + 1)π) · sin((2i + 1)ωt). Its first terms are differentiable, and
-a small network ê learns what they leave out:
+Within a period sign is the square wave Σ_i 4 / ((2i + 1)π) · sin((2i + 1)ωt). Its first n + 1 terms are differentiable,
+and a small network ê learns what they leave out:
 
-Weights     Q = E(|W|) · sign(W), the mean over the whole layer, not differentiated (DoReFa's)
-            ∂L/∂W = E(|W|) · ∂L/∂Q · d(W)
-Inputs      B = sign(x), ∂L/∂x = ∂L/∂B · d(x)
-Gradient    d(t) = ŝ'(t) + α ê'(t) for |ωt| ≤ π/2, 0 outside
-            ŝ'(t) = 4ω/π · Σ_{i=0..n} cos((2i + 1)ωt) = 2ω/π · sin(2(n + 1)ωt) / sin(ωt)
-            ê(t) = max(t W₁, 0) W₂ + 0.1 sin(t), vectors t of length d, W₁: d × d/64, W₂: d/64 × d
-            W₁ and W₂ of each layer, one pair for weights and one for inputs, learn through α ê
-Schedule    n rises from 9 to 18 by epoch, α falls to 0: at the end no trace of ê is left
+Weights     Q = E · (sign(W) + α ê(W)), E = E(|W|) over the whole layer, not differentiated (DoReFa's)
+            ∂L/∂W = ∂L/∂Q · (ŝ'(W) + E α ê'(W))
+Inputs      B = sign(x) + α ê(x), ∂L/∂x = ∂L/∂B · (ŝ'(x) + α ê'(x))
+Gradient    ŝ'(t) = 4ω/π · Σ_{i=0..n} cos((2i + 1)ωt) = 2ω/π · sin(2(n + 1)ωt) / sin(ωt) for |ωt| ≤ π/2, 0 outside
+Noise       ê(t) = max(t W₁, 0) W₂ + 0.1 sin(t), vectors t of length d, W₁: d × d/64, W₂: d/64 × d, learned; each
+            layer has one for its weights and one for its inputs
+Schedule    by epoch n rises from 9 to 18 and α falls to 0: at the end no trace of ê is left
 
-Forward and frozen, a value is its sign alone (the paper's algorithm 1); ê shapes gradients, so it is dropped
-when the model is frozen, and not counted.
+In evaluation and frozen there is no ê: it is dropped, and not counted. Weights and inputs are then their signs.
 
-Differences from the authors' code: theirs is the evaluation only. The paper's figure 2 adds α ê in the forward pass of
-training too; here, as in its algorithm 1, what is trained is what is shipped. Ours, where the paper says nothing:
-ω = 1; α starts at 1 (equation 15 has no α) and falls linearly; t is a filter for weights, and a pixel's channels (a
-linear layer's features) for inputs; ê has at least 4 hidden units; and beyond |ωt| = π/2, where ŝ' is 0 and
-the wave turns back towards its next jump, the gradient is 0.
+Differences from the authors' code: theirs is the evaluation only. That α ê is in the forward pass of training is the
+paper's figure 2 and equation 14; its algorithm 1 leaves it out, but then nothing holds ê, and in our trials it
+grew without bound. Ours, where the paper says nothing: ω = 0.1, at which the middle lobe of ŝ' is about as wide as
+the usual window |t| ≤ 1 (at ω = 1 it is a tenth of that, and hardly trains); α starts at 0.1 and falls linearly; t is a
+filter for weights, and a pixel's channels (a linear layer's features) for inputs; ê has at least 4 hidden units, and
+sees t cut off at |ωt| = π/2, where ŝ' is 0 and the wave turns back towards its next jump.
 """
 
 import math
@@ -139,7 +138,7 @@ class FDA(Method):
 
     terms: int = 9  # n at the first epoch; twice as many at the last
     frequency: float = 0.1  # ω
-    alpha: float = 1.0  # of ê at the first epoch; 0 at the last
+    alpha: float = 0.1  # of ê at the first epoch; 0 at the last
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,5 +160,4 @@ class FDA(Method):
             length, channels = layer.in_channels, -3
         else:
             length, channels = weight.shape[1], -1
-        noise = NoiseAdaptation(length, weight)
-        return FourierInputs(Fourier(self, noise, weight), channels)
+        return FourierInputs(Fourier(self, NoiseAdaptation(length, weight), weight), channels)

@@ -9,11 +9,10 @@ Inputs      B = +1 for x ≥ δ, −1 for x ≤ −δ, 0 between;  δ = 0.4 · m
 
 A ternary input takes two bit planes, and is counted as 2 bits.
 
-Differences from the authors' code: the mean is of one sample (over channels and pixels; of a linear layer, over
-the features), in training and evaluation alike. Their code takes the mean over the batch in training and a
-running average of it in evaluation, so that what a sample gives depends on those beside it, and not the
-same function is trained and shipped. The share is 0.5 in their code for TBNv2, which also has a scale of
-inputs, 2δ, and another gradient; here is TBN as in the paper.
+Differences from the authors' code: the mean is over one sample (channels and pixels; a linear layer's features), in
+training and evaluation alike. Their code takes it over the batch in training and a running average in evaluation:
+there a sample's result depends on those beside it, and what is trained is not quite what is shipped. Their
+default share, 0.5, is TBNv2's, which also has a scale of inputs, 2δ, and another gradient.
 """
 
 import math
