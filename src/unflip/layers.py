@@ -161,7 +161,7 @@ def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> T
     """
     # Q / E is exactly ±1, and its gradient is that of Q. A filter of zeros has E = 0; a learned E may be negative.
     tiny = torch.finfo(scale.dtype).tiny
-    unit = weight / torch.where(scale.abs() < tiny, tiny, scale)
+    unit = weight / scale.masked_fill(scale.abs() < tiny, tiny)
     y = fused_product(layer, x, unit) if fused_product is not None else None
     if y is None:
         binary = layer.input_binarizer(x).to(torch.float16)

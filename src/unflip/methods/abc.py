@@ -14,7 +14,7 @@ The sets where B_i = +1 are nested, so the normal equations need no product of b
 mean(B_i B_j) = 1 − |mean(B_i) − mean(B_j)|. Bases that coincide leave α open; a ridge of 1e-8 makes their
 shares equal, as the least squares of smallest norm has them.
 
-Differences from the authors' code: no code was published. Ours, where the paper says nothing: std divides by n;
+Differences from the authors' code: we found none published. Ours, where the paper says nothing: std divides by n;
 M = 1 has u = 0; v_j starts at ½ − t_j with N thresholds t evenly inside (−1, 1), and β_j at 1/N, so that
 training begins with a staircase from −1 to 1 (at one value for all, the A_j would stay one and the same).
 """

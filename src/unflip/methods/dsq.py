@@ -65,7 +65,7 @@ class SoftStepWeights(WeightBinarizer):
 
     def unit(self, weight: Tensor) -> Tensor:
         mean = weight.detach().abs().mean()
-        return torch.where(mean == 0, 1, mean)
+        return mean.masked_fill(mean == 0, 1)
 
     def code(self, weight: Tensor) -> BinaryWeight:
         unit = self.unit(weight)

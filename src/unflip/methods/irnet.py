@@ -58,7 +58,7 @@ class BalancedSign(WeightBinarizer):
         filters = tuple(range(1, weight.dim()))
         centred = weight - weight.mean(filters, keepdim=True)
         std = centred.std(filters, keepdim=True)
-        return centred / torch.where(std > 0, std, 1)
+        return centred / std.masked_fill(std == 0, 1)
 
     def code(self, weight: Tensor) -> BinaryWeight:
         balanced = self.standardised(weight)

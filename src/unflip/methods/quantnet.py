@@ -62,7 +62,7 @@ class SoftSignWeights(WeightBinarizer):
 
     def largest(self, weight: Tensor) -> Tensor:
         largest = weight.detach().abs().amax()
-        return torch.where(largest == 0, 1, largest)
+        return largest.masked_fill(largest == 0, 1)
 
     def code(self, weight: Tensor) -> BinaryWeight:
         largest = self.largest(weight)

@@ -44,7 +44,7 @@ class PowerEstimator(nn.Module):
         size, power = x.abs(), (1 - self.o) / self.o
         slope = size.clamp(self.m, self.t) ** power  # inside the interval; no pole, no overflow
         slope = torch.where(size <= self.m, slope, slope / self.o)
-        return torch.where(size > self.t, 0, slope)
+        return slope.masked_fill(size > self.t, 0)
 
 
 class PowerSignWeights(WeightBinarizer):
