@@ -53,7 +53,7 @@ class Engine:
         if layers.fused_product is None:
             return
         try:
-            for learner in self.learners[:1]:
+            for learner in _one_of_each(self.learners):
                 check_fused(learner)
         except Exception as error:
             layers.fused_product = None
@@ -70,7 +70,13 @@ class Engine:
                 learner.losses = torch.compile(
                     learner.planned_losses, dynamic=False, options={"combo_kernels": True}
                 )
-            check_straight_through(self.learners[0].model)
+            for learner in _one_of_each(self.learners):
+                check_straight_through(learner.model)
+            for learner in self.learners:  # what cannot be compiled fails here, not in the capture
+                snapshot = learner.snapshot()
+                learner.backward()
+                learner.zero_grad()
+                learner.restore(snapshot)
         except Exception as error:
             for learner in self.learners:
                 learner.losses = learner.planned_losses
@@ -92,6 +98,11 @@ class Engine:
         for learner, snapshot in zip(self.learners, snapshots, strict=True):
             learner.restore(snapshot)
             learner.position.zero_()
+
+
+def _one_of_each(learners: Sequence[Learner]) -> list[Learner]:
+    """A learner of each method: what holds for one seed holds for the others."""
+    return list({str(learner.recipe.method): learner for learner in learners}.values())
 
 
 def _captured_steps(learners: Sequence[Learner]) -> torch.cuda.CUDAGraph:
