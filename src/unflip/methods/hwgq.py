@@ -14,8 +14,8 @@ as rounding would have them, it would be 0.65.
 
 Differences from the authors' code: "positive" begins at 2⁻²⁴, the least that float16 tells from zero, so that a
 value below counts as 0 in every precision. Their layers have BatchNorm right before the quantizer, and no ReLU;
-one between them changes nothing. The log-tailed ReLU is of the paper, not of the code. As in their ResNet-18,
-down-sampling convolutions are binary.
+one between them changes nothing. The log-tailed ReLU is of the paper, not of the code. Their ResNet-18 has
+binary down-sampling convolutions (``downsample="binary"``); float ones, the default, are what the LNS paper counts.
 """
 
 from dataclasses import dataclass
@@ -64,10 +64,6 @@ class HWGQ(Method):
     """Per-filter scale times sign; 2-bit inputs, a quantized ReLU."""
 
     backward: Literal["clipped", "log"] = "clipped"
-
-    @property
-    def binary_downsample(self) -> bool:
-        return True
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         return FilterMeanSign()
