@@ -308,3 +308,33 @@ def compare_methods(
     rows = study_methods(chosen, images, out, names=names, seeds=seeds, device=device)
     print(table(rows, chosen))
     print(f"in {out}")
+
+
+@study.command("autobnn")
+def search_widths(
+    epochs: Annotated[int, typer.Option(min=1, help="Of each candidate's training.")],
+    generations: Annotated[int, typer.Option(min=0, help="After the first population.")] = 5,
+    population: Annotated[int, typer.Option(min=2, help="Candidates a generation.")] = 8,
+    budget: Annotated[
+        float, typer.Option(help="Most FLOPs, over those of the recipe's own network.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search; training has seed 0.")] = 0,
+    recipe: Annotated[
+        str, typer.Option(help="What to train; its method is replaced.")
+    ] = "cifar10-resnet20-dorefa",
+    method: Annotated[str, typer.Option(help="What binarizes the candidates.")] = "autobnn",
+    data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/autobnn"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
+) -> None:
+    """Search the widths of a network under a FLOPs budget by evolution, and write one table."""
+    from unflip.study.autobnn import Search
+    from unflip.study.autobnn import search_widths as evolve
+
+    replaced = methods.resolve(method).options()
+    chosen = load_recipe(recipe, [f"epochs={epochs}"]).model_copy(update={"method": replaced})
+    search = Search(population, generations, budget, seed=seed)
+    images = load_data(chosen.data.name, data)
+    evolve(chosen, images, out, search=search, device=device)
+    print((out / "table.md").read_text())
+    print(f"in {out}")

@@ -1,7 +1,7 @@
 """Networks as the papers have them; every module in this folder registers its own."""
 
 from unflip.models.alexnet import alexnet
-from unflip.models.base import create, input_shape, names, register_model
+from unflip.models.base import create, input_shape, names, register_model, width_parts
 from unflip.models.resnet import resnet18, resnet20
 from unflip.models.vgg import vgg_small
 
@@ -14,4 +14,5 @@ __all__ = [
     "resnet18",
     "resnet20",
     "vgg_small",
+    "width_parts",
 ]

@@ -8,7 +8,8 @@ its float twin have the same parameters under the same names.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -23,11 +24,14 @@ from unflip.methods.base import names as method_names
 MethodLike = str | Mapping[str, Any] | Method
 Activation = Literal["relu", "hardtanh", "identity"]
 
+WIDTH_MULTIPLE = 8  # channels of a network with chosen widths
+
 
 @dataclass(frozen=True)
 class _Entry:
     build: Callable[..., nn.Module]
     input_shape: tuple[int, int, int]
+    parts: int
 
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
@@ -35,13 +39,18 @@ Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 _REGISTRY: dict[str, _Entry] = {}
 
 
-def register_model(name: str, *, input_shape: tuple[int, int, int]) -> Callable[[Builder], Builder]:
-    """Decorator: make a builder known by ``name`` to recipes, :func:`create` and the CLI."""
+def register_model(
+    name: str, *, input_shape: tuple[int, int, int], parts: int = 0
+) -> Callable[[Builder], Builder]:
+    """Decorator: make a builder known by ``name`` to recipes, :func:`create` and the CLI.
+
+    ``parts`` is how many numbers its option ``widths`` takes; 0: it has no such option.
+    """
 
     def add(build: Builder) -> Builder:
         if name in _REGISTRY:
             raise ValueError(f"model {name!r} is already registered by {_REGISTRY[name].build!r}")
-        _REGISTRY[name] = _Entry(build, input_shape)
+        _REGISTRY[name] = _Entry(build, input_shape, parts)
         return build
 
     return add
@@ -64,6 +73,11 @@ def create(name: str, method: MethodLike = "float", **options: Any) -> nn.Module
 def input_shape(name: str) -> tuple[int, int, int]:
     """(channels, height, width) of the images the network ``name`` was published for."""
     return _REGISTRY[known(name, _REGISTRY, "model")].input_shape
+
+
+def width_parts(name: str) -> int:
+    """How many parts of the network ``name`` have a width of their own; 0 where it has no ``widths``."""
+    return _REGISTRY[known(name, _REGISTRY, "model")].parts
 
 
 def resolve_method(method: MethodLike) -> Method | None:
@@ -94,6 +108,28 @@ def check_sizes(model: str, **sizes: int) -> None:
     for name, value in sizes.items():
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{model}: {name}={value!r} should be a whole number >= 1")
+
+
+def scaled_channels(
+    model: str, channels: Sequence[int], widths: Sequence[float] | None, part: str
+) -> list[int]:
+    """``channels`` times ``widths``, to the nearest multiple of 8 and at least 8; as they are for None."""
+    if widths is None:
+        return list(channels)
+    right = isinstance(widths, list | tuple) and len(widths) == len(channels)
+    if not right or not all(_is_factor(w) for w in widths):
+        raise ValueError(
+            f"{model}: widths={widths!r} should be {len(channels)} numbers > 0, one a {part}"
+        )
+    eighths = [
+        math.floor(c * w / WIDTH_MULTIPLE + 0.5) for c, w in zip(channels, widths, strict=True)
+    ]
+    return [WIDTH_MULTIPLE * max(1, n) for n in eighths]
+
+
+def _is_factor(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf  # type: ignore[operator]
 
 
 def activation_module(activation: Activation) -> nn.Module:

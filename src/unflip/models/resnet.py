@@ -16,7 +16,7 @@ A binary layer binarizes its own input, so no sign is written here. All weights 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +35,7 @@ from unflip.models.base import (
     float_inputs,
     register_model,
     resolve_method,
+    scaled_channels,
 )
 
 Shortcut = Literal["block", "conv"]
@@ -106,17 +107,19 @@ def stage(
 class OptionA(nn.Module):
     """He et al.'s shortcut without weights: every second pixel, new channels zero, half on each side.
 
-    ``x[::2]`` and a 3×3 convolution of stride 2 and padding 1 both give ceil(n / 2) pixels, for odd n too.
+    ``x[::2]`` and a 3×3 convolution of stride 2 and padding 1 both give ceil(n / 2) pixels, for odd n too. Where
+    channels become fewer (``widths`` can ask for that), the first ones go on and the rest end here.
     """
 
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.below = (c_out - c_in) // 2
-        self.above = c_out - c_in - self.below
+        self.kept = min(c_in, c_out)
+        self.below = (c_out - self.kept) // 2
+        self.above = c_out - self.kept - self.below
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x[:, :, :: self.stride, :: self.stride]
+        x = x[:, : self.kept, :: self.stride, :: self.stride]
         return F.pad(x, (0, 0, 0, 0, self.below, self.above))
 
     def extra_repr(self) -> str:
@@ -127,19 +130,25 @@ class CifarResNet(nn.Module):
     """3×3 stem, three stages of three blocks, mean over the image, linear."""
 
     def __init__(
-        self, width: int, style: Style, order: Order, num_classes: int, in_channels: int
+        self,
+        channels: Sequence[int],
+        style: Style,
+        order: Order,
+        num_classes: int,
+        in_channels: int,
     ) -> None:
         super().__init__()
         irnet = order == "conv-bn-hardtanh"
-        self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        c1, c2, c3 = channels
+        self.conv1 = nn.Conv2d(in_channels, c1, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c1)
         self.stem_activation = activation_module("hardtanh" if irnet else "identity")
-        self.layer1 = stage(width, width, 3, 1, style, OptionA)
-        self.layer2 = stage(width, 2 * width, 3, 2, style, OptionA)
-        self.layer3 = stage(2 * width, 4 * width, 3, 2, style, OptionA)
+        self.layer1 = stage(c1, c1, 3, 1, style, OptionA)
+        self.layer2 = stage(c1, c2, 3, 2, style, OptionA)
+        self.layer3 = stage(c2, c3, 3, 2, style, OptionA)
         self.head_activation = activation_module("identity" if irnet else "relu")
-        self.head_norm = nn.BatchNorm1d(4 * width) if irnet else nn.Identity()
-        self.fc = nn.Linear(4 * width, num_classes)
+        self.head_norm = nn.BatchNorm1d(c3) if irnet else nn.Identity()
+        self.fc = nn.Linear(c3, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem_activation(self.bn1(self.conv1(x)))
@@ -148,18 +157,21 @@ class CifarResNet(nn.Module):
         return self.fc(self.head_norm(x))
 
 
-@register_model("resnet20", input_shape=(3, 32, 32))
+@register_model("resnet20", input_shape=(3, 32, 32), parts=3)
 def resnet20(
     method: MethodLike = "float",
     *,
     num_classes: int = 10,
     in_channels: int = 3,
     width: int = 16,
+    widths: Sequence[float] | None = None,
     shortcut: Shortcut = "block",
     order: Order = "conv-prelu-bn",
 ) -> nn.Module:
     """ResNet-20 for small images (32×32; 8×8 and odd sizes work), of width 16, 32, 64.
 
+    widths    three factors on the channels of the stages, the stem's being the first stage's; the products
+              are rounded to multiples of 8. A shortcut into a narrower stage keeps the first channels.
     shortcut  "block": one round two convolutions. "conv": one round each (Bi-Real).
     order     "conv-prelu-bn": y = bn(prelu(conv(x))), then the add and nothing after it; the stem is
               conv → BN, the head ReLU → mean → linear. This is FDA-BNN's released ResNet-20, whose
@@ -175,7 +187,8 @@ def resnet20(
     check_sizes("resnet20", num_classes=num_classes, in_channels=in_channels, width=width)
     prelu = order == "conv-prelu-bn"
     style = Style(shortcut, prelu, after="identity" if prelu else "hardtanh")
-    model = CifarResNet(width, style, order, num_classes, in_channels)
+    channels = scaled_channels("resnet20", (width, 2 * width, 4 * width), widths, "stage")
+    model = CifarResNet(channels, style, order, num_classes, in_channels)
     return binary_twin(model, resolve_method(method))
 
 
@@ -204,7 +217,7 @@ class ImageNetResNet(nn.Module):
 
     def __init__(
         self,
-        width: int,
+        channels: Sequence[int],
         style: Style,
         stem_activation: Activation,
         shortcut: MakeShortcut,
@@ -212,15 +225,16 @@ class ImageNetResNet(nn.Module):
         in_channels: int,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, width, 7, 2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        c1, c2, c3, c4 = channels
+        self.conv1 = nn.Conv2d(in_channels, c1, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(c1)
         self.stem_activation = activation_module(stem_activation)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
-        self.layer1 = stage(width, width, 2, 1, style, shortcut)
-        self.layer2 = stage(width, 2 * width, 2, 2, style, shortcut)
-        self.layer3 = stage(2 * width, 4 * width, 2, 2, style, shortcut)
-        self.layer4 = stage(4 * width, 8 * width, 2, 2, style, shortcut)
-        self.fc = nn.Linear(8 * width, num_classes)
+        self.layer1 = stage(c1, c1, 2, 1, style, shortcut)
+        self.layer2 = stage(c1, c2, 2, 2, style, shortcut)
+        self.layer3 = stage(c2, c3, 2, 2, style, shortcut)
+        self.layer4 = stage(c3, c4, 2, 2, style, shortcut)
+        self.fc = nn.Linear(c4, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.stem_activation(self.bn1(self.conv1(x))))
@@ -228,19 +242,22 @@ class ImageNetResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-@register_model("resnet18", input_shape=(3, 224, 224))
+@register_model("resnet18", input_shape=(3, 224, 224), parts=4)
 def resnet18(
     method: MethodLike = "float",
     *,
     num_classes: int = 1000,
     in_channels: int = 3,
     width: int = 64,
+    widths: Sequence[float] | None = None,
     variant: Variant = "plain",
     downsample: Downsample | None = None,
     activation: Activation | None = None,
 ) -> nn.Module:
     """ResNet-18 for ImageNet, of width 64 to 512.
 
+    widths      four factors on the channels of the stages, the stem's being the first stage's; the products are
+                rounded to multiples of 8.
     variant     "plain", "bireal" or "bireal-prelu": see the top of this file. Down-sampling shortcuts are
                 1×1 convolutions of stride 2 (plain) or behind a 2×2 average pool (the others). The
                 stem of the others has no activation, as in Bi-Real Net's code.
@@ -265,7 +282,8 @@ def resnet18(
         default: Activation = "hardtanh" if float_inputs(chosen) and not prelu else "identity"
         before = choose_activation("resnet18", chosen, activation, default)
         style, stem, shortcut = Style("conv", prelu, before=before), "identity", pooled_projection
-    model = ImageNetResNet(width, style, stem, shortcut, num_classes, in_channels)
+    channels = scaled_channels("resnet18", [width << i for i in range(4)], widths, "stage")
+    model = ImageNetResNet(channels, style, stem, shortcut, num_classes, in_channels)
     binary = chosen is not None and chosen.binary_downsample
     if downsample is not None:
         binary = downsample == "binary"

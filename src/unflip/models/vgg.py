@@ -7,6 +7,8 @@ linear layers: 128-128-M-256-256-M-512-512-M, then one linear layer. Built as in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from unflip.models.base import (
@@ -15,6 +17,7 @@ from unflip.models.base import (
     check_sizes,
     register_model,
     resolve_method,
+    scaled_channels,
 )
 
 
@@ -32,15 +35,18 @@ def conv_layer(c_in: int, c_out: int, *, pool: bool = False) -> nn.Sequential:
 class VGGSmall(nn.Module):
     """Six 3×3 convolutions and a linear layer."""
 
-    def __init__(self, width: int, image_size: int, num_classes: int, in_channels: int) -> None:
+    def __init__(
+        self, channels: Sequence[int], image_size: int, num_classes: int, in_channels: int
+    ) -> None:
         super().__init__()
-        self.layer1 = conv_layer(in_channels, width)
-        self.layer2 = conv_layer(width, width, pool=True)
-        self.layer3 = conv_layer(width, 2 * width)
-        self.layer4 = conv_layer(2 * width, 2 * width, pool=True)
-        self.layer5 = conv_layer(2 * width, 4 * width)
-        self.layer6 = conv_layer(4 * width, 4 * width, pool=True)
-        self.fc = nn.Linear(4 * width * (image_size // 8) ** 2, num_classes)
+        c1, c2, c3, c4, c5, c6 = channels
+        self.layer1 = conv_layer(in_channels, c1)
+        self.layer2 = conv_layer(c1, c2, pool=True)
+        self.layer3 = conv_layer(c2, c3)
+        self.layer4 = conv_layer(c3, c4, pool=True)
+        self.layer5 = conv_layer(c4, c5)
+        self.layer6 = conv_layer(c5, c6, pool=True)
+        self.fc = nn.Linear(c6 * (image_size // 8) ** 2, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer2(self.layer1(x))
@@ -49,19 +55,21 @@ class VGGSmall(nn.Module):
         return self.fc(x.flatten(1))
 
 
-@register_model("vgg_small", input_shape=(3, 32, 32))
+@register_model("vgg_small", input_shape=(3, 32, 32), parts=6)
 def vgg_small(
     method: MethodLike = "float",
     *,
     num_classes: int = 10,
     in_channels: int = 3,
     width: int = 128,
+    widths: Sequence[float] | None = None,
     image_size: int = 32,
 ) -> nn.Module:
     """VGG-small for images of 32×32, of width 128, 256, 512.
 
     The first convolution and the linear layer stay float. ``image_size`` (8 or more) sets the size of the
-    linear layer and nothing else.
+    linear layer and nothing else. ``widths`` are six factors on the channels, one a convolution; the products
+    are rounded to multiples of 8.
     """
     sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width}
     check_sizes("vgg_small", **sizes, image_size=image_size)
@@ -69,5 +77,7 @@ def vgg_small(
         raise ValueError(
             f"vgg_small: image_size={image_size} is too small for three pools: 8 or more"
         )
-    model = VGGSmall(width, image_size, num_classes, in_channels)
+    published = [width, width, 2 * width, 2 * width, 4 * width, 4 * width]
+    channels = scaled_channels("vgg_small", published, widths, "convolution")
+    model = VGGSmall(channels, image_size, num_classes, in_channels)
     return binary_twin(model, resolve_method(method))
