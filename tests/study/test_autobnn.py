@@ -7,12 +7,28 @@ from typing import Any
 import pytest
 
 from unflip.data import load
+from unflip.study import autobnn
 from unflip.study.autobnn import Found, Search, search_widths
 from unflip.train.loop import TrainingStopped
 from unflip.train.recipe import Recipe, load_recipe
 
 DATA = load("digits")
 SEARCH = Search(population=4, generations=2, budget=2.0, seed=3)
+COSTS: dict[Any, tuple[float, int]] = {}
+
+
+@pytest.fixture(autouse=True)
+def _counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting is most of a search with a fake fitness: the tests share what they count."""
+    counted = autobnn._Evolution.counted
+
+    def shared(self: autobnn._Evolution, widths: Any) -> tuple[float, int]:
+        key = (str(self.recipe.model), str(self.recipe.method), widths)
+        if key not in COSTS:
+            COSTS[key] = counted(self, widths)
+        return COSTS[key]
+
+    monkeypatch.setattr(autobnn._Evolution, "counted", shared)
 
 
 def recipe(*overrides: str) -> Recipe:
