@@ -476,3 +476,16 @@ def test_import_needs_torch_numpy_and_safetensors_only() -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.endswith("ok\n")
+
+
+def test_a_last_layer_that_is_used_twice_stays_float() -> None:
+    shared = nn.Linear(8, 8)
+    model = unflip.binarize(nn.Sequential(shared, nn.Linear(8, 8), shared), "dorefa", quiet=True)
+    assert type(model[2]) is nn.Linear
+    assert isinstance(model[1], BinaryLinear)
+
+
+def test_latent_weights_cannot_come_from_a_frozen_model() -> None:
+    frozen = unflip.freeze(unflip.BinaryLinear(4, 4))
+    with pytest.raises(ValueError, match=r"of a frozen model .*latent weights are gone"):
+        unflip.load_twin(nn.Linear(4, 4), frozen.state_dict())

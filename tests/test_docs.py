@@ -71,6 +71,22 @@ def test_readme_snippet_runs(capsys):
     assert "memory_bits" in capsys.readouterr().out
 
 
+def test_own_loop_snippet_runs():
+    [snippet] = code_blocks(ROOT / "docs" / "training.md")
+    model = unflip.binarize(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)), "irnet", quiet=True)
+    weight = model[0].weight.detach().clone()
+    scope = {
+        "unflip": unflip,
+        "model": model,
+        "epochs": 2,
+        "batches": [(torch.randn(8, 6), torch.randint(0, 4, (8,)))],
+        "cross_entropy": nn.functional.cross_entropy,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+    }
+    exec(snippet, scope)
+    assert not torch.equal(weight, model[0].weight)
+
+
 def test_lns_snippet_runs(capsys):
     [snippet] = code_blocks(ROOT / "docs" / "lns.md")
     torch.manual_seed(0)

@@ -233,3 +233,13 @@ def test_freeze_in_training_mode_gives_the_evaluation_function() -> None:
     frozen = unflip.freeze(model)
     assert model.training
     assert not any(module.training for module in frozen.modules())
+
+
+def test_frozen_bits_of_another_method_are_refused() -> None:
+    def frozen(method: str) -> nn.Module:
+        layer = unflip.binarize(nn.Linear(4, 4), method, keep_first_and_last=False, quiet=True)
+        return unflip.freeze(layer)
+
+    with pytest.raises(RuntimeError, match=r"has method bwn, but .* made with method xnor"):
+        frozen("bwn").load_state_dict(frozen("xnor").state_dict())
+    frozen("bwn").load_state_dict(frozen("bwn").state_dict())

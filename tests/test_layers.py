@@ -170,7 +170,7 @@ def test_a_frozen_state_dict_is_refused() -> None:
             RuntimeError, match=r"(?s)'1'.*frozen model, which has no latent weights"
         ):
             model.load_state_dict(unflip.freeze(model).state_dict())
-        with pytest.raises(RuntimeError, match="frozen model"):
+        with pytest.raises(ValueError, match="frozen model"):
             unflip.load_twin(model, unflip.freeze(model).state_dict())
 
 

@@ -104,7 +104,8 @@ def _targets(
             raise ValueError(
                 f"skip: {pattern!r} matches no layer. Layers: {', '.join(layers) or 'none'}"
             )
-    kept = set(_first_and_last(model)) if keep_first_and_last else set()
+    ends = _first_and_last(model) if keep_first_and_last else []
+    kept = {n for n, m in layers.items() if m in ends}
     targets = {n: m for n, m in layers.items() if n not in kept and not _skipped(n, skip)}
     inside = [n for n, m in layers.items() if isinstance(m, nn.MultiheadAttention)]
     for name, module in targets.items():
@@ -127,10 +128,12 @@ def _skipped(name: str, skip: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(module, p) for module in above for p in skip)
 
 
-def _first_and_last(model: nn.Module) -> list[str]:
-    convs = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
-    linears = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    return convs[:1] + linears[-1:]
+def _first_and_last(model: nn.Module) -> list[nn.Module]:
+    """A layer that is used twice may be both in the middle and last."""
+    modules = [m for _, m in model.named_modules(remove_duplicate=False)]
+    convs = [m for m in modules if isinstance(m, nn.Conv2d)]
+    linears = [m for m in modules if isinstance(m, nn.Linear)]
+    return [*convs[:1], *linears[-1:]]
 
 
 def _refuse_already_binary(model: nn.Module) -> None:
@@ -221,6 +224,13 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     method's own state, weight binarizers (LNS's mapping networks, say) stay as they are; what belongs to inputs,
     activations and shortcuts (ReActNet's shifts) is taken over where the other network has the same.
     """
+    frozen = next(
+        (k for k in state_dict if k.endswith("bits") and k[:-4] + "scales" in state_dict), None
+    )
+    if frozen:
+        raise ValueError(
+            f"the state dict is of a frozen model (it has {frozen!r}): its latent weights are gone"
+        )
     state = {k: v for k, v in state_dict.items() if not inside_binarizer(k)}
     own = {k: v for k, v in model.state_dict().items() if inside_binarizer(k)}
     for key in own.keys() & state_dict.keys():

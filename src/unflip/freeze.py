@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +63,23 @@ class FrozenLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, frozen, method={self.method}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata.setdefault(prefix[:-1], {})["method"] = self.method.family
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """The same bits mean another network under another method: refuse them by its name."""
+        made_with = local_metadata.get("method")
+        if made_with is not None and made_with != self.method.family:
+            rest[-1].append(
+                f"frozen layer {prefix[:-1]!r} has method {self.method}, but the state dict was made with "
+                f"method {made_with}"
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
 class FrozenConv2d(ConvProduct, FrozenLayer, nn.Conv2d):  # type: ignore[override]

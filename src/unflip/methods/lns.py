@@ -27,6 +27,7 @@ one of the others of ``noisy_labels.py`` in ℓ̃'s place, and with ``rates="est
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -82,10 +83,10 @@ class MappedSign(WeightBinarizer):
         self.base = base
         weight = layer.weight
         assert isinstance(weight, Tensor)
-        if config.statistics == "filters" and weight[:, 0].numel() < 2:
+        if weight[:, 0].numel() < 2:
             raise ValueError(
                 f"lns: a layer with weight {tuple(weight.shape)} is a single filter with one value a "
-                "channel, which BatchNorm over filters turns to zero; skip it or use statistics='fixed'"
+                "channel, which BatchNorm over filters turns to zero; skip it"
             )
         self.mapping = MappingNetwork(weight, config.mapping == "residual", config.statistics)
         self.mapping.to(device=weight.device, dtype=weight.dtype)
@@ -210,8 +211,8 @@ class LNS(Method):
         )
         if self.rates == "estimated" and self.loss not in ("unbiased", "forward", "backward"):
             raise ValueError(f"lns: loss={self.loss!r} has no use for rates='estimated'")
-        if not (math.isfinite(self.alpha) and self.alpha >= 0):
-            raise ValueError(f"lns: alpha={self.alpha} should be a finite number >= 0")
+        if not (isinstance(self.alpha, (int, float)) and 0 <= self.alpha < math.inf):
+            raise ValueError(f"lns: alpha={self.alpha!r} should be a finite number >= 0")
         object.__setattr__(self, "base", resolve(self.base))
         if isinstance(self.base, LNS):
             raise ValueError("lns: base='lns' would map a mapping; give it the method it corrects")
@@ -311,14 +312,25 @@ def warm_start(
         reached[name] = _fit_mapping(weight.detach(), binarizer, steps, lr, agreement)
         if progress:
             progress(name, reached[name])
+    short = {name: share for name, share in reached.items() if not share >= min(agreement, 0.999)}
+    if short:
+        shares = ", ".join(f"{name} {share:.3%}" for name, share in short.items())
+        warnings.warn(
+            f"after {steps} steps the mapping still disagrees with the labels: {shares}. "
+            "More steps or mapping='residual' may help.",
+            stacklevel=2,
+        )
     return reached
 
 
 def _fit_mapping(
     weight: Tensor, binarizer: MappedSign, steps: int, lr: float, agreement: float
 ) -> float:
-    """Adam on the supervision's loss before the sign, over θ alone."""
-    config, mapping = binarizer.config, binarizer.mapping
+    """Adam on the supervision's loss before the sign, over θ alone; in float32 (half is not enough for Adam)."""
+    config, mapping, dtype = binarizer.config, binarizer.mapping, weight.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        mapping.float()
+        weight = weight.float()
     norms = [m for m in mapping.modules() if isinstance(m, FilterNorm)]
     labels = binarizer.noisy_labels(weight)
     optimizer = torch.optim.Adam(mapping.parameters(), lr=lr)
@@ -343,4 +355,5 @@ def _fit_mapping(
     optimizer.zero_grad(set_to_none=True)
     for norm in norms:  # the last forward pass above measured what "fixed" keeps
         norm.measuring = config.statistics == "filters"
-    return (binarizer.code(weight).signs[0] == labels).double().mean().item()
+    mapping.to(dtype)
+    return (sign(mapping(weight.to(dtype)).detach()) == labels).double().mean().item()

@@ -14,6 +14,8 @@ Statistics = Literal["filters", "fixed"]
 
 # A row of a linear layer (or a 1×1 filter) wider than this is mapped in chunks: f would have 8c² weights.
 CHUNK = 512
+# Of filters that are not 3×3: six hidden channels (c = 3) cannot learn the signs of an 11×11 layer.
+LEAST_HIDDEN = 32
 
 
 class FilterNorm(nn.Module):
@@ -52,7 +54,8 @@ class MappingNetwork(nn.Module):
     nothing else. Along a dimension of size 1 only the centre tap would see anything, so the kernel is 1
     there: for a 1×1 convolution f is a perceptron over the channels. A linear layer's row is a 1×1
     filter. Rows of more than 512 inputs are cut into chunks that share one f. With groups, c is the
-    number of channels a filter has, and all groups share f.
+    number of channels a filter has, and all groups share f. Where a layer is not 3×3, f has at least 32
+    hidden channels.
     """
 
     def __init__(self, weight: Tensor, residual: bool, statistics: Statistics) -> None:
@@ -63,11 +66,12 @@ class MappingNetwork(nn.Module):
         c = math.ceil(c / self.chunks)
         taps = (3 if kernel[0] > 1 else 1, 3 if kernel[1] > 1 else 1)
         pad = (taps[0] // 2, taps[1] // 2)
-        self.conv1 = nn.Conv2d(c, 2 * c, taps, padding=pad, bias=False)
-        self.norm1 = FilterNorm(2 * c, statistics)
-        self.conv2 = nn.Conv2d(2 * c, 2 * c, taps, padding=pad, bias=False)
-        self.norm2 = FilterNorm(2 * c, statistics)
-        self.conv3 = nn.Conv2d(2 * c, c, taps, padding=pad)
+        hidden = 2 * c if kernel == (3, 3) else max(2 * c, LEAST_HIDDEN)
+        self.conv1 = nn.Conv2d(c, hidden, taps, padding=pad, bias=False)
+        self.norm1 = FilterNorm(hidden, statistics)
+        self.conv2 = nn.Conv2d(hidden, hidden, taps, padding=pad, bias=False)
+        self.norm2 = FilterNorm(hidden, statistics)
+        self.conv3 = nn.Conv2d(hidden, c, taps, padding=pad)
         if residual:
             nn.init.zeros_(self.conv3.weight)
             nn.init.zeros_(self.conv3.bias)  # type: ignore[arg-type]

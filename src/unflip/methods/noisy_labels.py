@@ -37,6 +37,10 @@ def _rates(
     """(ρ[q̃], ρ[−q̃])."""
     if not isinstance(rho_plus, Tensor) and not isinstance(rho_minus, Tensor):
         check_rates(rho_plus, rho_minus)
+    elif (
+        not torch.compiler.is_compiling() and q_hat.device.type == "cpu"
+    ):  # a GPU would have to wait
+        check_rates(*(float(torch.as_tensor(rho).max()) for rho in (rho_plus, rho_minus)))
     # In q̂'s own precision: where() on two numbers would round them to float32.
     positive = (q_noisy > 0).to(q_hat.dtype)
     same = positive * rho_plus + (1 - positive) * rho_minus
