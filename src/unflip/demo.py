@@ -20,7 +20,7 @@ from unflip.data import ImageSet
 from unflip.data import load as load_data
 from unflip.freeze import freeze
 from unflip.train import checkpoint as checkpoints
-from unflip.train.learner import build_model
+from unflip.train.learner import build_model, model_state
 from unflip.train.loop import train
 from unflip.train.recipe import Recipe, load_recipe
 
@@ -50,7 +50,7 @@ def run_demo(out: Path) -> None:
         f"{len(data.train_labels):,} handwritten digits to learn from, {len(data.test_labels)} to test\n"
     )
     trained = [_train(name, label, data, out) for name, label in zip(RECIPES, LABELS, strict=True)]
-    _print_comparison(trained)
+    _print_comparison(trained, len(data.test_labels))
     _print_flips(trained[1], trained[2], trained[3])
     _save_frozen(trained[0], trained[3], data, out)
     picture = draw_curves(trained, out / "curves.png")
@@ -70,19 +70,14 @@ def _train(name: str, label: str, data: ImageSet, out: Path) -> Trained:
     start = out / recipe.start if recipe.start else None
     [result] = train(recipe, data, out / name, start=start, device="cpu")
     folder = out / name / "seed-0"
-    saved, problems = checkpoints.load_latest(folder)
-    if saved is None:
-        raise ValueError(f"no usable checkpoint in {folder}: {problems}")
+    saved = checkpoints.load_usable(folder)
     model = build_model(recipe, data, seed=0)
-    state = {
-        k.removeprefix("model."): v for k, v in saved.tensors.items() if k.startswith("model.")
-    }
-    model.load_state_dict(state)
+    model.load_state_dict(model_state(saved.tensors))
     counted = cost(model, data.test_images[:1].float())
     return Trained(label, recipe, model.eval(), result, counted, folder)
 
 
-def _print_comparison(trained: list[Trained]) -> None:
+def _print_comparison(trained: list[Trained], images: int) -> None:
     baseline = trained[1]
     table = Table("network", "test accuracy", "memory", "FLOPs", "signs changed since the baseline")
     for one in trained:
@@ -95,7 +90,6 @@ def _print_comparison(trained: list[Trained]) -> None:
             changed,
         )
     console.print(table)
-    images = len(load_data("digits", None).test_labels)
     console.print(
         f"One seed, {images} test images: one image is {100 / images:.1f} %, so differences of a point "
         "between the binary networks mean nothing here.\n"

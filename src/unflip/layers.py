@@ -106,7 +106,7 @@ class BinaryLayer(nn.Module):
         made_with = local_metadata.get("method")
         if made_with is not None and made_with != self.method.family:
             return f"was made with method {made_with}"
-        parts = (f"{prefix}weight_binarizer.", f"{prefix}input_binarizer.")
+        parts = tuple(prefix + part for part in BINARIZER_PARTS)
         found = {key.removeprefix(prefix) for key in state_dict if key.startswith(parts)}
         own = {key for key in self.state_dict() if key.startswith(BINARIZER_PARTS)}
         if found - own:

@@ -106,6 +106,16 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, problems
 
 
+def load_usable(folder: Path) -> Checkpoint:
+    """As :func:`load_latest`, saying what was passed over; an error where nothing is whole."""
+    saved, problems = load_latest(folder)
+    if saved is None:
+        raise ValueError(f"no usable checkpoint in {folder}: {'; '.join(problems) or 'none there'}")
+    for problem in problems:
+        print(f"warning: {problem}; starting from the checkpoint before it", flush=True)
+    return saved
+
+
 def _stem(epoch: int, step: int) -> str:
     return f"checkpoint-{epoch:05d}-{step:06d}"
 

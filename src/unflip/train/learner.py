@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip import methods, models
+from unflip.binarize import load_twin
 from unflip.data import ImageSet
 from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epoch
 from unflip.train import distributed
@@ -267,10 +268,9 @@ def _initial_state(recipe: Recipe, parameter: Tensor, device: torch.device) -> d
 
 def load_start(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Take over a finished run's weights; the method may be another one."""
-    from unflip.binarize import load_twin
-
-    load_twin(model, {k.removeprefix("model."): v for k, v in state.items() if k[:6] == "model."})
+    load_twin(model, model_state(state))
 
 
-def describe_method(recipe: Recipe) -> str:
-    return "float" if recipe.method == "float" else str(methods.resolve(recipe.method))
+def model_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model's part of a :meth:`Learner.state`, under the model's own names."""
+    return {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}

@@ -223,7 +223,7 @@ def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None
     """Bring the model to where its first epoch starts."""
     folder = _start_folder(job)
     if folder is not None:
-        state = _start_state(folder)
+        state = checkpoints.load_usable(folder).tensors
         load_start(model, state)
         if isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated":
             _estimate_flip_rates(model, folder, state, data, how)
@@ -255,15 +255,6 @@ def _start_folder(job: Job) -> Path | None:
             f"{folder} is not one. Run: unflip train {recipe.start}"
         )
     return folder
-
-
-def _start_state(folder: Path) -> dict[str, Tensor]:
-    saved, problems = checkpoints.load_latest(folder)
-    if saved is None:
-        raise ValueError(f"no usable checkpoint in {folder}: {'; '.join(problems) or 'none there'}")
-    for problem in problems:
-        print(f"warning: {problem}; starting from the checkpoint before it", flush=True)
-    return saved.tensors
 
 
 def _estimate_flip_rates(
