@@ -1,4 +1,4 @@
-"""The ``unflip`` command: each verb is one public function."""
+"""The ``unflip`` command: each verb is one public function. What trains is here, the rest in files beside."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from unflip import __version__, methods, models
+from unflip.cli import study
+from unflip.cli.app import app, console
 from unflip.cost import Cost
 from unflip.cost import cost as count_cost
 from unflip.data import load as load_data
-from unflip.hints import known
 from unflip.train import distributed
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.loop import TrainingStopped
@@ -27,15 +27,7 @@ from unflip.train.loop import train as train_recipe
 from unflip.train.recipe import Recipe, load_recipe, recipe_names
 from unflip.train.runs import find_runs
 
-app = typer.Typer(
-    help="Train, correct and deploy 1-bit neural networks.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-# In a file or a pipe nothing is wrapped: a row of a table stays one line.
-console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+__all__ = ["app", "run", "study"]
 
 STOPPED = 130  # what shells expect after Ctrl-C
 
@@ -277,64 +269,3 @@ def demo(
     from unflip.demo import run_demo
 
     run_demo(out)
-
-
-study = typer.Typer(help="Studies: many runs as one resumable piece of work.", no_args_is_help=True)
-app.add_typer(study, name="study")
-
-
-@study.command("methods")
-def compare_methods(
-    epochs: Annotated[int, typer.Option(min=1, help="The same for every method.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1, side by side.")] = 3,
-    recipe: Annotated[
-        str, typer.Option(help="What to train; its method is replaced.")
-    ] = "cifar10-resnet20-dorefa",
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only this method (repeat for more).")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/methods"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
-) -> None:
-    """Train every method on the same recipe and seeds, and write one table."""
-    from unflip.study.methods import compared, study_methods, table
-
-    chosen = load_recipe(recipe, [f"epochs={epochs}"])
-    names = [
-        known(name, ["float", *compared()], "method to compare") for name in only or compared()
-    ]
-    images = load_data(chosen.data.name, data)
-    rows = study_methods(chosen, images, out, names=names, seeds=seeds, device=device)
-    print(table(rows, chosen))
-    print(f"in {out}")
-
-
-@study.command("autobnn")
-def search_widths(
-    epochs: Annotated[int, typer.Option(min=1, help="Of each candidate's training.")],
-    generations: Annotated[int, typer.Option(min=0, help="After the first population.")] = 5,
-    population: Annotated[int, typer.Option(min=2, help="Candidates a generation.")] = 8,
-    budget: Annotated[
-        float, typer.Option(help="Most FLOPs, over those of the recipe's own network.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search; training has seed 0.")] = 0,
-    recipe: Annotated[
-        str, typer.Option(help="What to train; its method is replaced.")
-    ] = "cifar10-resnet20-dorefa",
-    method: Annotated[str, typer.Option(help="What binarizes the candidates.")] = "autobnn",
-    data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/autobnn"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
-) -> None:
-    """Search the widths of a network under a FLOPs budget by evolution, and write one table."""
-    from unflip.study.autobnn import Search
-    from unflip.study.autobnn import search_widths as evolve
-
-    replaced = methods.resolve(method).options()
-    chosen = load_recipe(recipe, [f"epochs={epochs}"]).model_copy(update={"method": replaced})
-    search = Search(population, generations, budget, seed=seed)
-    images = load_data(chosen.data.name, data)
-    evolve(chosen, images, out, search=search, device=device)
-    print((out / "table.md").read_text())
-    print(f"in {out}")
