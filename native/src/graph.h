@@ -1,0 +1,92 @@
+// A network as the file describes it (docs/format.md), checked and with every shape known.
+// The loader makes it, the engine runs it, and neither knows more of the other.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace unflip {
+
+struct Shape {
+  int channels = 0, height = 0, width = 0;
+  int64_t size() const { return int64_t{channels} * height * width; }
+  bool operator==(const Shape& o) const {
+    return channels == o.channels && height == o.height && width == o.width;
+  }
+};
+
+struct Pair {
+  int h = 1, w = 1;
+};
+
+enum class OpKind {
+  Quantize, Conv, Map, MaxPool, AvgPool, Mean, MeanAbs, Concat, Slice, Pad, Flatten, Softmax
+};
+
+enum class StepKind { Affine, Prelu, Clamp, Add, Mul };
+
+// One element-wise step. Vectors have one element, or one a channel; an absent scale or shift is empty.
+struct Step {
+  StepKind kind = StepKind::Affine;
+  std::vector<float> scale, shift;  // Affine
+  std::vector<float> slope;         // Prelu
+  float low = 0, high = 0;          // Clamp; -inf and +inf where the file has null
+  int value = 0;                    // Add, Mul
+};
+
+// Floats to bit planes: value = offset + sum of scales[p] * plane[p].
+struct Quantizer {
+  std::vector<float> thresholds;  // steps x channels, or steps x 1
+  bool per_channel = false;
+  std::vector<bool> strict;  // one a step: x > t, not x >= t
+  bool levels = false;       // planes are the binary digits of the number of steps reached
+  std::vector<float> scales;  // one a plane
+  float offset = 0;
+  int steps() const { return static_cast<int>(strict.size()); }
+  int planes() const { return static_cast<int>(scales.size()); }
+};
+
+struct Convolution {
+  int filters = 0, channels = 0;  // channels of a filter: those of the input over groups
+  Pair kernel, stride, dilation;
+  int top = 0, left = 0, bottom = 0, right = 0;
+  int groups = 1;
+  std::vector<float> weight;  // filters x channels x kernel; empty for binary weights
+  int bases = 0;              // binary weights: sum over bases of scale * sign, plus offset
+  std::vector<uint8_t> bits;  // as in the file
+  std::vector<float> scales;  // bases x filters (the loader spreads a shared one)
+  std::vector<float> offset;  // one a filter, or empty
+};
+
+struct Pool {
+  Pair kernel, stride, padding{0, 0};
+  bool count_padding = false;  // rounding up is already in the output's shape
+};
+
+struct Op {
+  OpKind kind = OpKind::Map;
+  std::string name;
+  std::vector<int> inputs;
+  std::vector<Step> steps;  // Conv, Map
+  Quantizer quantizer;      // Quantize
+  Convolution conv;         // Conv
+  Pool pool;                // MaxPool, AvgPool
+  int groups = 1;           // MeanAbs over channels
+  bool over_sample = false; // MeanAbs
+  int start[3] = {0, 0, 0}, step[3] = {1, 1, 1};  // Slice; where it stops is in the shape
+  int before[3] = {0, 0, 0};                      // Pad; what is after is in the shape
+  Shape shape;                                    // of the op's value
+};
+
+struct Graph {
+  Shape input;
+  std::vector<Op> ops;  // ops[i] makes value i + 1
+  int output = 0;
+  std::string preprocess, labels;  // JSON as it stands in the file, "null" if absent
+
+  const Shape& shape(int value) const { return value == 0 ? input : ops[value - 1].shape; }
+  bool is_code(int value) const { return value > 0 && ops[value - 1].kind == OpKind::Quantize; }
+};
+
+}  // namespace unflip

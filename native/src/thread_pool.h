@@ -1,0 +1,26 @@
+// A fixed set of threads that share out numbered jobs. No allocation after construction.
+#pragma once
+
+#include <memory>
+
+namespace unflip {
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);  // the calling thread is one of them: threads - 1 are started
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const;
+
+  // Calls work(context, job, thread) for job = 0 .. jobs - 1, each once; returns when all are done. thread < threads().
+  // If another caller is using the pool, this thread does all jobs itself (as thread 0). work must not throw.
+  void run(int jobs, void (*work)(void* context, int job, int thread), void* context);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace unflip
