@@ -1,52 +1,77 @@
 """The comparison of methods on a tiny recipe: rows, a method that fails, and resuming."""
 
+from __future__ import annotations
+
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from unflip.data import load
 from unflip.study import methods as study
-from unflip.train.loop import TrainingStopped
-from unflip.train.recipe import load_recipe
+from unflip.train.recipe import Recipe, load_recipe
 
 NAMES = ["dorefa", "bireal"]
 
 
 @pytest.fixture
-def recipe():
-    overrides = ["epochs=1", "model.width=4", "allow_no_flips=true"]
-    return load_recipe("digits-dorefa", overrides)
+def recipe() -> Recipe:
+    return load_recipe("digits-dorefa", ["epochs=1", "model.width=2", "allow_no_flips=true"])
 
 
-def test_one_row_a_method_in_json_and_table(recipe, tmp_path, capsys):
-    rows = study.study_methods(recipe, load("digits"), tmp_path, names=NAMES, seeds=2)
-    assert [row["method"] for row in rows] == NAMES
-    assert all(len(row["accuracy"]) == 2 and row["memory_bits"] > 0 for row in rows)
-    saved = json.loads((tmp_path / "study.json").read_text())
-    assert saved["rows"] == rows
+def compare(recipe: Recipe, out: Path, seeds: int, *names: str) -> dict[str, Any]:
+    return study.study_methods(recipe, None, out, names=names, seeds=seeds, device="cpu")
+
+
+def test_one_row_a_method_in_json_and_table(recipe: Recipe, tmp_path: Path) -> None:
+    summary = compare(recipe, tmp_path, 2, *NAMES)
+    assert [arm["name"] for arm in summary["arms"]] == NAMES
+    for arm in summary["arms"]:
+        assert [run["seed"] for run in arm["runs"]] == [0, 1]
+        assert arm["memory_bits"] > 0
+        assert arm["flops"] > 0
+        assert arm["seconds_per_epoch"] > 0
+    assert json.loads((tmp_path / "study.json").read_text()) == summary
     written = (tmp_path / "table.md").read_text()
     assert written.count("±") == 2
-    assert "1 epochs, 2 seeds, test accuracy" in written
+    assert "test accuracy of the last epoch, 2 seeds. 1 epochs." in written
+    assert "| method | accuracy, % | memory, Kbit | FLOPs, M | s per epoch and seed |" in written
+    best = max(summary["arms"], key=lambda arm: arm["mean"])
+    assert written.splitlines()[4].startswith(f"| `{best['name']}` | {best['mean']:.2f} ±")
 
 
-def test_finished_runs_are_not_run_again(recipe, tmp_path, monkeypatch):
-    first = study.study_methods(recipe, load("digits"), tmp_path, names=NAMES, seeds=1)
-    before = (tmp_path / "dorefa" / "seed-0" / "result.json").stat().st_mtime_ns
-    again = study.study_methods(recipe, load("digits"), tmp_path, names=NAMES, seeds=1)
-    assert again == first
-    assert (tmp_path / "dorefa" / "seed-0" / "result.json").stat().st_mtime_ns == before
+def test_finished_runs_are_not_run_again(recipe: Recipe, trainer: Any, tmp_path: Path) -> None:
+    first = compare(recipe, tmp_path, 1, *NAMES)
+    assert compare(recipe, tmp_path, 1, *NAMES) == first
+    assert trainer.calls == [["dorefa/seed-0"], ["bireal/seed-0"]]
 
 
-def test_a_method_that_stops_is_a_row_with_the_reason(recipe, tmp_path, monkeypatch):
-    def stops(chosen, *args, **kwargs):
-        raise TrainingStopped("the loss is nan")
+def test_seconds_are_medians_shared_by_the_seeds_side_by_side(
+    recipe: Recipe, trainer: Any, tmp_path: Path
+) -> None:
+    """Two seeds at 2 s an epoch together, then one alone at 3 s: (2 + 3) / 3 each."""
+    compare(recipe, tmp_path, 2, "dorefa")
+    metrics = tmp_path / "dorefa" / "seed-2" / "metrics.jsonl"
+    compare(recipe, tmp_path, 3, "dorefa")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for line, seconds in zip(lines, (3, 90, 1), strict=True):
+        line["seconds"] = seconds
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [arm] = compare(recipe, tmp_path, 3, "dorefa")["arms"]
+    assert arm["seconds_per_epoch"] == pytest.approx(5 / 3)
 
-    monkeypatch.setattr(study, "train", stops)
-    [row] = study.study_methods(recipe, load("digits"), tmp_path, names=["dorefa"], seeds=1)
-    assert row["stopped"] == "the loss is nan"
-    assert "stopped: the loss is nan" in (tmp_path / "table.md").read_text()
+
+def test_a_method_that_stops_is_a_row_with_the_reason(
+    recipe: Recipe, trainer: Any, tmp_path: Path
+) -> None:
+    trainer.stops = {"dorefa/seed-0": "the loss is nan"}
+    summary = compare(recipe, tmp_path, 1, *NAMES)
+    assert summary["arms"][0]["runs"][0]["stopped"] == "the loss is nan"
+    written = (tmp_path / "table.md").read_text()
+    assert "| `dorefa` | stopped: the loss is nan |" in written
+    assert written.index("`bireal`") < written.index("`dorefa`")
 
 
-def test_lns_is_not_compared_from_scratch():
+def test_lns_is_not_compared_from_scratch() -> None:
     assert "lns" not in study.compared()
     assert "dorefa" in study.compared()

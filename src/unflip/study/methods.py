@@ -5,18 +5,23 @@ LNS is left out: it corrects a network that another method has trained, so it ha
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unflip import methods
 from unflip.cost import cost
-from unflip.data import ImageSet
-from unflip.train import checkpoint as checkpoints
+from unflip.data import ImageSet, load
+from unflip.study import record
+from unflip.study.arm import Arm
+from unflip.study.report import write
+from unflip.study.study import Study, run_study
+from unflip.study.summary import accuracies, summarize
+from unflip.study.table import caption
 from unflip.train.learner import build_model
-from unflip.train.loop import TrainingStopped, train
 from unflip.train.recipe import Recipe
 
 NOT_FROM_SCRATCH = ("lns",)
@@ -27,80 +32,98 @@ def compared() -> list[str]:
     return [name for name in methods.names() if name not in NOT_FROM_SCRATCH]
 
 
+def methods_study(recipe: Recipe, out: Path, names: Sequence[str], seeds: int) -> Study:
+    """The recipe with each method in place of its own."""
+    command = (
+        f"unflip study methods --recipe {recipe.name} --epochs {recipe.epochs} --seeds {seeds}"
+    )
+    return Study(
+        "methods",
+        tuple(_arm(recipe, name) for name in names),
+        out,
+        tuple(range(seeds)),
+        f"{recipe.model.name}, method by method",
+        command,
+        f"{recipe.epochs} epochs.",
+    )
+
+
+def _arm(recipe: Recipe, name: str) -> Arm:
+    method = "float" if name == "float" else methods.get(name).options()
+    changed = {"name": f"{recipe.name}-{name}", "method": method}
+    return Arm(name, name, recipe.model_copy(update=changed))
+
+
 def study_methods(
     recipe: Recipe,
-    data: ImageSet,
+    data: Path | None,
     out: Path,
     *,
     names: Sequence[str],
     seeds: int,
+    engine: str = "together",
+    workers: int = 2,
     device: str | None = None,
-) -> list[dict[str, Any]]:
-    """Train each method; returns a row for each. Finished runs are not run again.
-
-    A method that stops (it diverges, say) is a row with the reason, not the end of the study.
-    """
-    rows = []
-    for name in names:
-        rows.append(_row(name, recipe, data, out, seeds, device))
-        _write(rows, recipe, out)
-    return rows
-
-
-def _row(
-    name: str, recipe: Recipe, data: ImageSet, out: Path, seeds: int, device: str | None
 ) -> dict[str, Any]:
-    method = "float" if name == "float" else methods.get(name).options()
-    chosen = recipe.model_copy(update={"name": f"{recipe.name}-{name}", "method": method})
-    model = build_model(chosen, data, seed=0)
-    counted = cost(model, data.test_images[:1].float())
-    row: dict[str, Any] = {
-        "method": name,
-        "memory_bits": counted.memory_bits,
-        "flops": counted.flops,
-        "accuracy": [],
-    }
-    try:
-        results = train(chosen, data, out / name, seeds=range(seeds), device=device)
-    except TrainingStopped as stop:
-        return {**row, "stopped": str(stop)}
-    row["accuracy"] = [result["accuracy"] for result in results]
-    row["seconds_per_epoch"] = statistics.median(_seconds(out / name)) / seeds
-    return row
+    """Train each method, its seeds side by side and no other beside them, so that its seconds are its own.
+
+    Returns what study.json has: as of every study, and memory, FLOPs and seconds of each method besides.
+    """
+    images = load(recipe.data.name, data)
+    study = methods_study(recipe, out, names, seeds)
+    costs = {arm.name: _cost(arm, images) for arm in study.arms}
+
+    def report(study: Study, last: bool) -> dict[str, Any]:
+        summary = summarize(study)
+        for arm, found in zip(study.arms, summary["arms"], strict=True):
+            found.update(costs[arm.name], seconds_per_epoch=_seconds(study, arm))
+        write(out, summary, table(summary))
+        return summary
+
+    return run_study(study, data, engine=engine, workers=workers, device=device, report=report)
 
 
-def _seconds(folder: Path) -> list[float]:
-    lines = (folder / "seed-0" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["seconds"] for line in lines]
+def _cost(arm: Arm, images: ImageSet) -> dict[str, float]:
+    with torch.device("meta"):  # shapes are all that counts
+        model = build_model(arm.recipe, images, seed=0)
+        spent = cost(model, torch.empty(1, *images.test_images.shape[1:]))
+    return {"memory_bits": spent.memory_bits, "flops": spent.flops}
 
 
-def _write(rows: list[dict[str, Any]], recipe: Recipe, out: Path) -> None:
-    summary = {"recipe": recipe.plain(), "rows": rows}
-    checkpoints.write_atomically(out / "study.json", json.dumps(summary, indent=1).encode() + b"\n")
-    checkpoints.write_atomically(out / "table.md", table(rows, recipe).encode())
+def _seconds(study: Study, arm: Arm) -> float | None:
+    """Of an epoch and a seed: the median of the epochs, shared by the seeds that ran side by side.
+
+    Those have the same seconds; seeds that were asked for later ran in a group of their own.
+    """
+    runs = [record.metrics_of(study.run_folder(arm, seed)) for seed in study.seeds]
+    groups = [tuple(line["seconds"] for line in run) for run in runs if run]
+    if not groups:
+        return None
+    return sum(statistics.median(group) for group in set(groups)) / len(groups)
 
 
-def table(rows: list[dict[str, Any]], recipe: Recipe) -> str:
-    """The rows as Markdown, best accuracy first."""
-    seeds = max((len(row["accuracy"]) for row in rows), default=0)
-    where = "validation" if recipe.data.validation else "test"
+def table(summary: dict[str, Any]) -> str:
+    """The methods as Markdown, best accuracy first."""
     lines = [
-        f"{recipe.model.name} on {recipe.data.name}, {recipe.epochs} epochs, {seeds} seeds, "
-        f"{where} accuracy of the last epoch.\n",
+        f"{caption(summary)}\n",
         "| method | accuracy, % | memory, Kbit | FLOPs, M | s per epoch and seed |",
         "|---|---|---|---|---|",
     ]
-    for row in sorted(rows, key=lambda r: -statistics.fmean(r["accuracy"] or [0])):
+    for arm in sorted(summary["arms"], key=lambda a: -(a["mean"] or 0)):
+        seconds = arm["seconds_per_epoch"]
         lines.append(
-            f"| `{row['method']}` | {_accuracy(row)} | {row['memory_bits'] / 1e3:,.0f} "
-            f"| {row['flops'] / 1e6:,.2f} | {row.get('seconds_per_epoch', 0):.2f} |"
+            f"| `{arm['name']}` | {_accuracy(arm)} | {arm['memory_bits'] / 1e3:,.0f} "
+            f"| {arm['flops'] / 1e6:,.2f} | {'' if seconds is None else f'{seconds:.2f}'} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _accuracy(row: dict[str, Any]) -> str:
-    values = row["accuracy"]
-    if not values:
-        return f"stopped: {row['stopped']}"
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{spread}"
+def _accuracy(arm: dict[str, Any]) -> str:
+    values = accuracies(arm)
+    parts = []
+    if values:
+        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        parts.append(f"{statistics.fmean(values):.2f}{spread}")
+    stops = [run["stopped"] for run in arm["runs"] if run["stopped"]]
+    parts += [f"stopped: {reason}" for reason in dict.fromkeys(stops)]
+    return "; ".join(parts)

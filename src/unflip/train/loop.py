@@ -36,6 +36,7 @@ from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
 from unflip.train.runs import leave_nothing_behind, lock, recipe_difference
 from unflip.train.seed import Seed
+from unflip.train.turn import take_turn
 from unflip.train.watch import TrainingStopped
 
 __all__ = ["Job", "TrainingStopped", "train", "train_together"]
@@ -66,6 +67,7 @@ class How:
     tensorboard: bool
     checkpoint_seconds: float
     quiet: bool
+    turn: Path | None
 
 
 def train(
@@ -80,11 +82,13 @@ def train(
     tensorboard: bool = False,
     checkpoint_seconds: float = 20.0,
     quiet: bool = False,
+    turn: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``recipe`` on ``data`` for each seed, side by side; returns their results.
 
     A seed that is finished in ``out`` is not run again, one that was interrupted goes on. ``start`` is the
-    run folder of the recipe named by ``recipe.start``. Ctrl-C and SIGTERM save before they stop.
+    run folder of the recipe named by ``recipe.start``. Ctrl-C and SIGTERM save before they stop. ``turn`` is a file
+    that processes sharing a GPU have in common: they compile side by side, and one at a time runs its epochs.
     """
     return train_together(
         [Job(recipe, seed, out, start) for seed in seeds],
@@ -94,6 +98,7 @@ def train(
         tensorboard=tensorboard,
         checkpoint_seconds=checkpoint_seconds,
         quiet=quiet,
+        turn=turn,
     )
 
 
@@ -106,16 +111,14 @@ def train_together(
     tensorboard: bool = False,
     checkpoint_seconds: float = 20.0,
     quiet: bool = False,
+    turn: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Train several runs side by side, of one recipe or of several that take the same steps.
 
     On a GPU they are branches of one captured graph, which keeps it busy as one small network cannot.
     """
     _refuse_unequal(jobs)
-    if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"device={device!r} should be cpu or cuda")
-    if device is not None and device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}, but torch {torch.__version__} finds no GPU here")
+    check_device(device)
     validation = jobs[0].recipe.data.validation
     with distributed.process_group(device) as chosen:
         how = How(
@@ -125,8 +128,17 @@ def train_together(
             tensorboard,
             checkpoint_seconds,
             quiet or distributed.rank() > 0,
+            turn if distributed.rank() == 0 else None,  # the others wait for rank 0
         )
         return _train_in_group(jobs, data.split(validation) if validation else data, how)
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that is not there (None: whichever is)."""
+    if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r} should be cpu or cuda")
+    if device is not None and device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}, but torch {torch.__version__} finds no GPU here")
 
 
 def _refuse_unequal(jobs: Sequence[Job]) -> None:
@@ -295,9 +307,12 @@ def _run(
     names = list(dict.fromkeys(run.recipe.name for run in runs))
     seeds = list(dict.fromkeys(run.seed for run in runs))
     epochs, steps = runs[0].recipe.epochs, runs[0].learner.steps
-    saved_at = began = time.monotonic()
     lines: list[dict[str, Any]] = []
-    with Progress(", ".join(names), epochs, seeds, engine.mode, how.quiet) as progress:
+    with (
+        take_turn(how.turn, stop),
+        Progress(", ".join(names), epochs, seeds, engine.mode, how.quiet) as progress,
+    ):
+        saved_at = began = time.monotonic()
         while epoch < epochs:
             epoch_began = time.monotonic()
             while step < steps:
@@ -314,7 +329,7 @@ def _run(
             if how.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.monotonic() - epoch_began
-            lines = [run.end_epoch(epoch, seconds) for run in runs]
+            lines = [_end_epoch(run, epoch, seconds) for run in runs]
             progress.epoch(epoch, lines)
             epoch, step = epoch + 1, 0
             if epoch == epochs or time.monotonic() - saved_at > how.checkpoint_seconds:
@@ -326,6 +341,14 @@ def _run(
     if not lines:  # everything was done but for the last file
         lines = [_last_line(run.folder) for run in runs]
     return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
+
+
+def _end_epoch(run: Seed, epoch: int, seconds: float) -> dict[str, Any]:
+    try:
+        return run.end_epoch(epoch, seconds)
+    except TrainingStopped as stop:
+        stop.folder = run.folder  # of those side by side
+        raise
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unflip import __version__
 from unflip.binarize import flips_by_layer, signs
 from unflip.freeze import pack_signs, unpack_signs
 from unflip.layers import binary_layers
@@ -156,6 +158,8 @@ class Seed:
             "seconds": round(seconds, 2),
             "device": _device_name(self.learner.device),
             "torch": torch.__version__,
+            "unflip": __version__,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         data = json.dumps(result, indent=1).encode() + b"\n"
         if distributed.rank() == 0:

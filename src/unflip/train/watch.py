@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from torch import Tensor
 
@@ -11,6 +12,8 @@ from unflip.train.recipe import Recipe
 
 class TrainingStopped(RuntimeError):
     """Training cannot usefully go on; the message says what was seen and what to try."""
+
+    folder: Path | None = None  # of the run that stopped, where that is known
 
 
 class Watch:

@@ -1,0 +1,119 @@
+"""An arm of a study: one recipe, trained for every seed, and how it is made from a shipped one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unflip import methods
+from unflip.train.recipe import Recipe, load_recipe
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What the paper reports of an arm: mean, and where it says so standard deviation and best run."""
+
+    mean: float
+    std: float | None = None
+    best: float | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of a table. ``start`` is the arm whose runs give the first weights, seed by seed."""
+
+    name: str
+    label: str
+    recipe: Recipe
+    start: str | None = None
+    paper: Paper | None = None
+    x: float | None = None  # the value of a sweep
+    finished_in: Path | None = None  # runs made elsewhere: read, never trained
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An arm before the person's options: a shipped recipe and what the arm changes in it."""
+
+    name: str
+    label: str
+    source: str
+    changes: tuple[str, ...] = ()
+    start: str | None = None
+    paper: Paper | None = None
+    x: float | None = None
+
+
+def make_arms(
+    drafts: Sequence[Draft],
+    defaults: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    epochs_scale: float = 1.0,
+) -> list[Arm]:
+    """The drafts as arms. ``defaults`` are the study's own changes to every recipe, ``overrides`` the person's.
+
+    What an arm is about is not overridden: in a sweep of α, ``method.alpha=1`` would make all arms the same. Options of
+    a method or of the warm start go to the arms that have them. An override that no arm takes is an error.
+    """
+    taken: set[str] = set()
+    arms = []
+    for draft in drafts:
+        plain = load_recipe(draft.source, [*defaults, *draft.changes])
+        mine = [o for o in overrides if _fits(o, plain) and not _contradicts(o, draft.changes)]
+        taken.update(mine)
+        named = [f"name={draft.name}"] if draft.changes else []  # no longer what was shipped
+        recipe = load_recipe(draft.source, [*defaults, *draft.changes, *named, *mine])
+        arms.append(
+            Arm(
+                draft.name,
+                draft.label,
+                scaled(recipe, epochs_scale),
+                draft.start,
+                draft.paper,
+                draft.x,
+            )
+        )
+    for override in overrides:
+        if override not in taken:
+            raise ValueError(
+                f"override {override!r} changes no arm of this study: either no arm has that option, "
+                "or it is what the arms differ in"
+            )
+    return arms
+
+
+def _fits(override: str, recipe: Recipe) -> bool:
+    """Whether the recipe has what is overridden; fields that every recipe has are checked when it is loaded."""
+    first, _, rest = override.partition("=")[0].partition(".")
+    if first == "warm_start":
+        return recipe.warm_start is not None
+    if first == "method" and rest:
+        if isinstance(recipe.method, str):
+            return False
+        config = methods.config_class(recipe.method["name"])
+        return rest.split(".")[0] in {"name", *(f.name for f in dataclasses.fields(config))}
+    return True
+
+
+def _contradicts(override: str, changes: Sequence[str]) -> bool:
+    path = override.partition("=")[0]
+    own = [change.partition("=")[0] for change in changes]
+    return any(path == p or p.startswith(f"{path}.") for p in own)
+
+
+def scaled(recipe: Recipe, factor: float) -> Recipe:
+    """The recipe with ``factor`` times the epochs; steps of its schedule move with them."""
+    if not 0 < factor <= 100:
+        raise ValueError(f"epochs-scale={factor} should be above 0 and at most 100")
+    if factor == 1:
+        return recipe
+
+    def times(epochs: int) -> int:
+        return max(1, round(epochs * factor))
+
+    steps = recipe.schedule
+    every = None if steps.every is None else times(steps.every)
+    moved = steps.model_copy(update={"every": every, "at": tuple(map(times, steps.at))})
+    return recipe.model_copy(update={"epochs": times(recipe.epochs), "schedule": moved})

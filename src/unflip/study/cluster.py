@@ -1,0 +1,67 @@
+"""Engine ``ray``: every arm's seeds are a task of a Ray cluster.
+
+``RAY_ADDRESS`` names a cluster; without one Ray is started on this machine. The machines of a cluster must see the same
+OUT and data folders. A task has a GPU to itself where there are any.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from unflip.study.task import Task
+
+
+class Cluster:
+    """Up to ``capacity`` tasks in flight."""
+
+    def __init__(self, capacity: int) -> None:
+        try:
+            import ray  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        except ImportError:
+            raise ValueError("--engine ray needs Ray: pip install 'unflip[ray]'") from None
+        self.ray: Any = ray
+        self.capacity = capacity
+        self.mine = not ray.is_initialized()
+        if self.mine and os.environ.get("RAY_ADDRESS"):
+            ray.init()
+        elif self.mine:
+            ray.init(num_cpus=capacity, include_dashboard=False)
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        self.work = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
+        self.running: dict[Any, str] = {}
+
+    def start(self, task: Task) -> None:
+        jobs = tuple(
+            replace(job, out=job.out.resolve(), start=job.start and job.start.resolve())
+            for job in task.jobs
+        )
+        data = task.data and task.data.resolve()
+        self.running[self.work.remote(replace(task, jobs=jobs, data=data, turn=None))] = task.name
+
+    def wait(self) -> str:
+        [done], _ = self.ray.wait(list(self.running), num_returns=1)
+        name = self.running.pop(done)
+        try:
+            self.ray.get(done)
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        return name
+
+    def stop(self) -> None:
+        for task in self.running:
+            self.ray.cancel(task)  # as Ctrl-C it is noticed between two steps
+        if self.running:
+            self.ray.wait(list(self.running), num_returns=len(self.running))
+        self.running.clear()
+        if self.mine:
+            self.ray.shutdown()
+
+
+def _work(task: Task) -> None:
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # what Ray counts a task as
+    task.run()

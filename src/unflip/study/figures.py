@@ -1,0 +1,130 @@
+"""Figures of a study as SVG: what happened in each epoch, and accuracy over a swept value.
+
+The same runs give the same bytes: no date, and no random names inside.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unflip.study import record
+from unflip.study.arm import Arm
+
+if TYPE_CHECKING:
+    from unflip.study.study import Study
+
+CURVES = {
+    "loss": ("loss", "training loss", 1.0),
+    "accuracy": ("accuracy", "accuracy, %", 1.0),
+    "flips": ("flip_rate", "signs flipped in the epoch, %", 100.0),
+}
+
+
+def draw(study: Study, summary: dict[str, Any]) -> list[Path]:
+    """Every figure that the finished runs of the study can fill."""
+    drawn = [_curves(study, name, summary["evaluated_on"]) for name in CURVES]
+    if any(arm.x is not None for arm in study.arms):
+        drawn.append(_sweep(study, summary))
+    return [path for path in drawn if path is not None]
+
+
+def _curves(study: Study, name: str, images: str) -> Path | None:
+    """Mean over the seeds by epoch, and a band of one standard deviation (the paper's Figure 3)."""
+    key, title, factor = CURVES[name]
+    curves = [(arm, _by_epoch(study, arm, key)) for arm in _compared(study)]
+    curves = [(arm, epochs) for arm, epochs in curves if epochs]
+    if not curves:
+        return None
+    figure, axis = _axes()
+    for number, (arm, epochs) in enumerate(curves):
+        means = [factor * statistics.fmean(values) for values in epochs]
+        stds = [factor * statistics.stdev(v) if len(v) > 1 else 0.0 for v in epochs]
+        before = _epochs_before(study, arm)
+        at, color = range(before + 1, before + len(epochs) + 1), f"C{number % 10}"
+        style = ("-", "--", ":")[number // 10 % 3]
+        axis.plot(at, means, color=color, linestyle=style, linewidth=1.2, label=arm.label)
+        below = [m - s for m, s in zip(means, stds, strict=True)]
+        above = [m + s for m, s in zip(means, stds, strict=True)]
+        axis.fill_between(at, below, above, color=color, alpha=0.15, linewidth=0)
+    if name == "flips":
+        axis.set_yscale("symlog", linthresh=0.001)
+        axis.set_ylim(bottom=0)
+    axis.set_xlabel("epoch")
+    axis.set_ylabel(f"{images} {title}" if name == "accuracy" else title)
+    axis.legend(fontsize="small")
+    return _save(figure, study.out / f"{name}.svg")
+
+
+def _compared(study: Study) -> list[Arm]:
+    """The arms that start from a baseline, without it, for its epochs are others; all, where those are no company."""
+    started = [arm for arm in study.arms if arm.start]
+    return started if len(started) > 1 else list(study.arms)
+
+
+def _epochs_before(study: Study, arm: Arm) -> int:
+    """Beside the arm it starts from, a curve goes on where that ends."""
+    if arm.start is None or study.arm(arm.start) not in _compared(study):
+        return 0
+    return study.arm(arm.start).recipe.epochs
+
+
+def _by_epoch(study: Study, arm: Arm, key: str) -> list[list[float]]:
+    """For each epoch the values of the finished runs."""
+    folders = [study.run_folder(arm, seed) for seed in study.seeds]
+    runs = [record.metrics_of(folder) for folder in folders if record.finished(folder)]
+    values = [[line[key] for line in run] for run in runs if run and run[0].get(key) is not None]
+    return [list(epoch) for epoch in zip(*values, strict=False)]
+
+
+def _sweep(study: Study, summary: dict[str, Any]) -> Path | None:
+    """Accuracy over the swept value, with bars of one standard deviation (the paper's Figures 4 and 5)."""
+    swept = [a for a in summary["arms"] if a["x"] is not None and a["mean"] is not None]
+    if not swept:
+        return None
+    figure, axis = _axes()
+    values = [arm["x"] for arm in swept]
+    axis.errorbar(
+        range(len(swept)),  # the grid spans decades and has a zero: evenly spaced, as it was chosen
+        [arm["mean"] for arm in swept],
+        [arm["std"] or 0.0 for arm in swept],
+        marker="o",
+        capsize=3,
+        color="C0",
+    )
+    _levels(axis, [a for a in summary["arms"] if a["x"] is None and a["mean"] is not None])
+    axis.set_xticks(range(len(swept)), [f"{value:g}" for value in values])
+    axis.set_xlabel({"alpha": "α", "rho": "ρ"}.get(study.name, study.name))
+    axis.set_ylabel(f"{summary['evaluated_on']} accuracy, %")
+    return _save(figure, study.out / f"{study.name}.svg")
+
+
+def _levels(axis: Any, arms: Sequence[dict[str, Any]]) -> None:
+    """Arms beside the sweep (the baseline) as horizontal lines."""
+    for number, arm in enumerate(arms):
+        axis.axhline(arm["mean"], color=f"C{number + 1}", linestyle="--", label=arm["label"])
+    if arms:
+        axis.legend(fontsize="small")
+
+
+def _axes() -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
+    axis.grid(alpha=0.3)
+    return figure, axis
+
+
+def _save(figure: Any, path: Path) -> Path:
+    import matplotlib
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"svg.hashsalt": "unflip"}):
+        figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return path

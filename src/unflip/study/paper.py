@@ -1,0 +1,261 @@
+"""The experiments of the LNS paper on CIFAR-10, and the controls it lacks.
+
+*Training Binary Neural Networks through Learning with Noisy Supervision*, Han et al., ICML 2020, arXiv:2010.04871.
+What the paper leaves open is answered by the recipes; see ``docs/lns.md``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from unflip import models
+from unflip.layers import binary_layers
+from unflip.study import record
+from unflip.study.arm import Arm, Draft, Paper, make_arms
+from unflip.study.study import Study
+from unflip.train.recipe import Data, Recipe, load_recipe
+
+DOREFA, FINETUNE, MAPPING, LNS = (
+    f"cifar10-resnet20-{name}" for name in ("dorefa", "finetune", "mapping", "lns")
+)
+BASELINE, ONE_MEAN = "baseline", "one-mean"
+RHO = 0.005  # of the LNS recipe
+ALPHAS = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+RHOS = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2)
+TUNING = ("data.validation=10000",)  # hyper-parameters are not chosen on test images
+STILL = 1e-30  # a learning rate above zero at which no weight moves
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of the paper. ``defaults`` change every recipe; ``about`` is for the command's help."""
+
+    name: str
+    title: str
+    about: str
+    drafts: tuple[Draft, ...]
+    defaults: tuple[str, ...] = ()
+    reference: str | None = None
+
+    def study(
+        self,
+        out: Path,
+        seeds: int = 5,
+        *,
+        epochs_scale: float = 1.0,
+        overrides: Sequence[str] = (),
+        baseline: Path | None = None,
+    ) -> Study:
+        """The experiment in a folder. ``baseline`` holds the finished runs of one trained before, seed-0 and so on."""
+        arms = make_arms(self.drafts, self.defaults, overrides, epochs_scale)
+        if baseline is not None:
+            arms = [_given(arm, baseline, seeds) if arm.name == BASELINE else arm for arm in arms]
+        return Study(
+            self.name,
+            tuple(_comparable(_one_mean(arm)) for arm in arms),
+            out,
+            tuple(range(seeds)),
+            self.title,
+            self._command(seeds, epochs_scale, overrides, baseline),
+            _epochs_note(arms, epochs_scale),
+            self.reference,
+        )
+
+    def _command(
+        self, seeds: int, scale: float, overrides: Sequence[str], baseline: Path | None
+    ) -> str:
+        words = [f"unflip study {self.name} --seeds {seeds}"]
+        words += [f"--epochs-scale {scale:g}"] if scale != 1 else []
+        words += [f"--override {shlex.quote(override)}" for override in overrides]
+        words += ["--baseline DIR"] if baseline else []
+        return " ".join(words)
+
+
+def _given(arm: Arm, folder: Path, seeds: int) -> Arm:
+    """The baseline's runs of another folder: the same images, network and method, or the arms mean nothing."""
+    for seed in range(seeds):
+        run = folder / f"seed-{seed}"
+        if not record.finished(run):
+            raise ValueError(f"--baseline {folder}: {run} is not a finished run")
+        differs = record.difference(run, arm.recipe)
+        wrong = [d for d in differs if d.startswith(("data", "model", "method"))]
+        if wrong:
+            raise ValueError(f"--baseline {folder} is another network's: {'; '.join(wrong)}")
+        if differs:
+            print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
+    return replace(arm, finished_in=folder)
+
+
+def _comparable(arm: Arm) -> Arm:
+    """The paper's figures are of CIFAR-10's test images, and belong beside nothing else."""
+    return arm if arm.recipe.data == Data(name="cifar10") else replace(arm, paper=None)
+
+
+def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
+    text = "Epochs: " + ", ".join(
+        f"{epochs} ({kind})"
+        for kind, epochs in (
+            ("from scratch", _epochs(arms, None)),
+            ("from the baseline", _epochs(arms, BASELINE)),
+        )
+        if epochs
+    )
+    return text + (f"; {scale:g} × those of the recipes." if scale != 1 else ".")
+
+
+def _epochs(arms: Sequence[Arm], start: str | None) -> str:
+    found = sorted({arm.recipe.epochs for arm in arms if arm.start == start})
+    return " or ".join(map(str, found))
+
+
+def _one_mean(arm: Arm) -> Arm:
+    """One mean over all weights is their sum with α over their number, which the network decides."""
+    if arm.name != ONE_MEAN or not isinstance(arm.recipe.method, dict):
+        return arm
+    method = {
+        **arm.recipe.method,
+        "alpha": arm.recipe.method["alpha"] / _binary_weights(arm.recipe),
+    }
+    return replace(arm, recipe=arm.recipe.model_copy(update={"method": method}))
+
+
+def _binary_weights(recipe: Recipe) -> int:
+    with torch.device("meta"):  # shapes are all that counts
+        model = models.create(recipe.model.name, "dorefa", **recipe.model.options)
+    return sum(layer.weight.numel() for _, layer in binary_layers(model))
+
+
+def _after(
+    name: str,
+    label: str,
+    source: str,
+    *changes: str,
+    paper: Paper | None = None,
+    x: float | None = None,
+) -> Draft:
+    """An arm that starts from the baseline. A rate at which no sign flips is a finding there, not a fault."""
+    return Draft(name, label, source, (*changes, "allow_no_flips=true"), BASELINE, paper, x)
+
+
+def _rho(value: float) -> tuple[str, str]:
+    return f"method.rho_plus={value}", f"method.rho_minus={value}"
+
+
+def _finetune_with_latent(times: int) -> Draft:
+    rate = times * load_recipe(FINETUNE).optimizer.lr
+    label = f"fine-tuning, latent weights {times} × faster"
+    return _after(f"latent-{times}x", label, FINETUNE, f"optimizer.latent_lr={rate:g}")
+
+
+_BASELINE = Draft(BASELINE, "baseline (DoReFa)", DOREFA, paper=Paper(85.06))
+_LNS = _after("lns", "LNS", LNS, paper=Paper(85.56, 0.11, 85.78))
+
+ABLATION = Experiment(
+    "ablation",
+    "Mapping and noisy supervision, each added in turn (the paper's ablation)",
+    "The paper's ablation and its Figure 3: fine-tuning, mapping without noisy supervision, LNS.",
+    (
+        _BASELINE,
+        _after(
+            "finetune-0.01",
+            "fine-tuning, lr 0.01",
+            FINETUNE,
+            "optimizer.lr=0.01",
+            paper=Paper(85.26, 0.06, 85.32),
+        ),
+        _after("finetune-0.001", "fine-tuning, lr 0.001", FINETUNE, "optimizer.lr=0.001"),
+        _after("finetune-0.0001", "fine-tuning, lr 0.0001", FINETUNE, "optimizer.lr=0.0001"),
+        _after(
+            "mapping",
+            "mapping without noisy supervision",
+            MAPPING,
+            paper=Paper(85.36, 0.06, 85.43),
+        ),
+        _LNS,
+    ),
+    reference="finetune-0.01",
+)
+
+ALPHA = Experiment(
+    "alpha",
+    "LNS over α, at ρ = 0.01",
+    "The paper's Figure 4: α from 0 to 5 at ρ = 0.01, on 10,000 training images held out.",
+    (
+        _BASELINE,
+        *(
+            _after(f"alpha-{a:g}", f"α = {a:g}", LNS, f"method.alpha={a}", *_rho(0.01), x=a)
+            for a in ALPHAS
+        ),
+    ),
+    TUNING,
+    "alpha-0",
+)
+
+RHO_SWEEP = Experiment(
+    "rho",
+    "LNS over ρ, at α = 1",
+    "The paper's Figure 5: ρ from 0 to 0.2 at α = 1, on 10,000 training images held out.",
+    (
+        _BASELINE,
+        *(_after(f"rho-{r:g}", f"ρ = {r:g}", LNS, "method.alpha=1", *_rho(r), x=r) for r in RHOS),
+    ),
+    TUNING,
+    "rho-0",
+)
+
+SOTA = Experiment(
+    "sota",
+    "1-bit ResNet-20, method by method (the paper's table on CIFAR-10)",
+    "The paper's CIFAR-10 table: DoReFa-Net, XNOR-Net, TBN, DSQ and LNS, our runs beside its figures.",
+    (
+        replace(_BASELINE, label="DoReFa-Net"),
+        Draft("xnor", "XNOR-Net", DOREFA, ("method=xnor",), paper=Paper(85.23)),
+        Draft("tbn", "TBN", DOREFA, ("method=tbn",), paper=Paper(84.34)),
+        Draft("dsq", "DSQ", DOREFA, ("method=dsq",), paper=Paper(84.11)),
+        _LNS,
+    ),
+    reference=BASELINE,
+)
+
+CONTROLS = Experiment(
+    "controls",
+    "LNS against its controls",
+    "What the paper does not control for: ρ = 0, a stretched α, each open reading, faster latent weights.",
+    (
+        _BASELINE,
+        _LNS,
+        _after("rho-0", "ρ = 0", LNS, *_rho(0)),
+        _after(
+            "stretched-alpha",
+            "ρ = 0, α / (1 − 2ρ)",
+            LNS,
+            f"method.alpha={1 / (1 - 2 * RHO):.6f}",
+            *_rho(0),
+        ),
+        _after("after-sign", "loss after the sign", LNS, "method.loss_on=after_sign"),
+        _after("frozen-labels", "labels frozen", LNS, "method.labels=frozen"),
+        _after("clipped", "clipped gradient", LNS, "method.gradient=clipped"),
+        _after("alpha-0.1", "α = 0.1", LNS, "method.alpha=0.1"),
+        _after(ONE_MEAN, "one mean over all weights", LNS, "method.reduction=sum"),
+        _after("residual", "residual mapping", LNS, "method.mapping=residual"),
+        _after("residual-mapping", "residual mapping, α = 0", MAPPING, "method.mapping=residual"),
+        _after(
+            "residual-still",
+            "residual mapping, α = 0, g stays 0",
+            MAPPING,
+            "method.mapping=residual",
+            f"optimizer.mapping_lr={STILL}",
+        ),
+        _after("finetune", "fine-tuning", FINETUNE),
+        _finetune_with_latent(10),
+        _finetune_with_latent(20),
+    ),
+    reference="lns",
+)
+
+EXPERIMENTS = {e.name: e for e in (ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS)}

@@ -1,0 +1,125 @@
+"""Engine ``pool``: processes of this machine, one for each arm in training.
+
+A process is started anew for each arm (spawn), so that what one compiles and allocates is gone with it. What it prints
+goes to ``OUT/ARM/train.log``. It stops, and saves, when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from unflip.study.task import Task
+
+LOG = "train.log"
+
+
+class Pool:
+    """Up to ``capacity`` tasks at once."""
+
+    def __init__(self, out: Path, capacity: int) -> None:
+        self.out, self.capacity = out, capacity
+        self.running: dict[str, tuple[BaseProcess, Connection]] = {}
+        self.before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGTERM, _interrupt)
+
+    def start(self, task: Task) -> None:
+        context = multiprocessing.get_context("spawn")
+        mine, its = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_work, args=(task, its, self.log(task.name), self.capacity), name=task.name
+        )
+        process.start()
+        its.close()
+        self.running[task.name] = (process, mine)
+
+    def log(self, name: str) -> Path:
+        return self.out / name / LOG
+
+    def wait(self) -> str:
+        ended = wait([process.sentinel for process, _ in self.running.values()])
+        name, process, answer = next(
+            (n, p, c) for n, (p, c) in self.running.items() if p.sentinel in ended
+        )
+        del self.running[name]
+        process.join()
+        with suppress(EOFError):
+            if answer.poll():
+                error = answer.recv()
+                if error is not None:
+                    raise error
+                return name
+        raise RuntimeError(
+            f"the process of {name} ended with exit code {process.exitcode}; see {self.log(name)}"
+        )
+
+    def stop(self) -> None:
+        for process, _ in self.running.values():
+            process.terminate()  # as SIGTERM it is noticed between two steps
+        for process, _ in self.running.values():
+            process.join()
+        self.running.clear()
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
+
+
+def _work(task: Task, answer: Connection, log: Path, workers: int) -> None:
+    error: BaseException | None = None
+    try:
+        _print_to(log)
+        _stop_with_parent()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        task.run()
+    except BaseException as raised:
+        traceback.print_exc()  # to the log: only the error itself goes back
+        error = _portable(raised)
+    with suppress(BrokenPipeError):  # no one is there to hear it
+        answer.send(error)
+
+
+def _print_to(log: Path) -> None:
+    """Lines of several processes in one terminal are of no use to anyone."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(descriptor, stream.fileno())
+
+
+def _stop_with_parent() -> None:
+    """Someone who kills a study does not want to look for its processes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error if it survives the way to another process, else one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")

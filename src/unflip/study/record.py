@@ -1,0 +1,91 @@
+"""What came of one run: its result, or why it stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unflip.train import checkpoint as checkpoints
+from unflip.train.checkpoint import CheckpointError
+from unflip.train.recipe import Recipe
+from unflip.train.runs import recipe_difference
+
+STOPPED = "stopped.json"  # beside the run's other files: it is not run again
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run that is over. ``accuracy`` is of the last epoch, None for a run that stopped."""
+
+    seed: int
+    accuracy: float | None
+    best_accuracy: float | None
+    epochs: int
+    seconds: float
+    stopped: str | None = None
+
+
+def finished(folder: Path) -> bool:
+    return (folder / "result.json").exists()
+
+
+def stop_reason(folder: Path) -> str | None:
+    """Why the run stopped; None if it did not, or if it was finished after all."""
+    note = folder / STOPPED
+    if not note.exists() or finished(folder):
+        return None
+    return str(json.loads(note.read_text())["reason"])
+
+
+def note_stop(folder: Path, reason: str) -> None:
+    """Keep the reason, so that a study that goes on does not run into it again."""
+    data = json.dumps({"reason": reason}, indent=1).encode() + b"\n"
+    checkpoints.write_atomically(folder / STOPPED, data)
+
+
+def read(folder: Path, seed: int) -> Record | None:
+    """The run's record; None while it is not over."""
+    metrics = metrics_of(folder)
+    best = max((m["accuracy"] for m in metrics if m["accuracy"] is not None), default=None)
+    if finished(folder):
+        result = json.loads((folder / "result.json").read_text())
+        last = float(result["accuracy"])
+        best = last if best is None else max(best, last)
+        return Record(seed, last, best, result["epochs"], result["seconds"])
+    reason = stop_reason(folder)
+    if reason is None:
+        return None
+    seconds = round(sum(m["seconds"] for m in metrics), 2)
+    return Record(seed, None, best, len(metrics), seconds, reason)
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``; one cut short by a kill is left out."""
+    path = folder / "metrics.jsonl"
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
+
+
+def difference(folder: Path, recipe: Recipe) -> list[str]:
+    """How the recipe of the run in a folder differs from this one; nothing where there is no run."""
+    saved = folder / "recipe.json"
+    if not saved.exists():
+        return []
+    return recipe_difference(json.loads(saved.read_text())["recipe"], recipe.plain())
+
+
+def refuse_another_recipe(folder: Path, recipe: Recipe) -> None:
+    """A table must not mix recipes."""
+    differs = difference(folder, recipe)
+    if differs:
+        raise CheckpointError(
+            f"{folder} holds a run of another recipe: {'; '.join(differs)}. "
+            "Choose another --out, or delete that folder."
+        )

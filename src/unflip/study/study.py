@@ -1,0 +1,301 @@
+"""A study: arms and seeds in one folder, trained until nothing is left.
+
+    OUT/ARM/seed-N/...     as of ``train``; stopped.json where a run gave up, with the reason
+    OUT/study.json         every run, means, tests
+    OUT/table.md           the same for reading
+    OUT/*.svg              figures
+
+All state is in these files: a study that is killed is run again and goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from unflip.data import load
+from unflip.hints import known
+from unflip.study import record
+from unflip.study.arm import Arm
+from unflip.study.record import Record
+from unflip.study.report import write_report
+from unflip.study.task import Task, train_jobs
+from unflip.train.loop import Job, check_device
+
+ENGINES = ("together", "pool", "ray")
+Report = Callable[["Study", bool], dict[str, Any]]  # True: nothing is left
+SIDE_BY_SIDE = ("data", "epochs", "batch_size", "precision")  # what train_together wants equal
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be run, and what is said about it. ``command`` repeats it, and with ``--only ARM`` one arm."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    out: Path
+    seeds: tuple[int, ...]
+    title: str = ""
+    command: str = ""
+    epochs_note: str = ""
+    reference: str | None = None  # the arm that the table compares the others with
+
+    def __post_init__(self) -> None:
+        if not self.arms or not self.seeds:
+            raise ValueError(f"study {self.name}: there is no arm or no seed to train")
+        for i, arm in enumerate(self.arms):
+            earlier = [a.name for a in self.arms[:i]]
+            if arm.name in earlier:
+                raise ValueError(f"study {self.name}: two arms are called {arm.name!r}")
+            if arm.start is not None and arm.start not in earlier:
+                raise ValueError(
+                    f"study {self.name}: arm {arm.name!r} starts from {arm.start!r}, which should come before it"
+                )
+            if arm.recipe.data != self.arms[0].recipe.data:
+                raise ValueError(
+                    f"study {self.name}: {arm.name} has data {arm.recipe.data}, {self.arms[0].name} has "
+                    f"{self.arms[0].recipe.data}; one table is about one set of images"
+                )
+
+    def arm(self, name: str) -> Arm:
+        return {arm.name: arm for arm in self.arms}[known(name, (a.name for a in self.arms), "arm")]
+
+    def folder(self, arm: Arm) -> Path:
+        return arm.finished_in or self.out / arm.name
+
+    def run_folder(self, arm: Arm, seed: int) -> Path:
+        return self.folder(arm) / f"seed-{seed}"
+
+    def only(self, names: Sequence[str]) -> Study:
+        """These arms, and those they start from."""
+        wanted: set[str] = set()
+        for name in names:
+            arm: Arm | None = self.arm(name)
+            while arm is not None:
+                wanted.add(arm.name)
+                arm = self.arm(arm.start) if arm.start else None
+        return replace(self, arms=tuple(arm for arm in self.arms if arm.name in wanted))
+
+    def shown(self, only: Sequence[str] = ()) -> Study:
+        """The arms of a table: all, or those asked for and others that have runs to show."""
+        if not only:
+            return self
+        return self.only([*only, *(arm.name for arm in self.arms if self._has_runs(arm))])
+
+    def _has_runs(self, arm: Arm) -> bool:
+        folders = [self.run_folder(arm, seed) for seed in self.seeds]
+        done = [folder for folder in folders if record.finished(folder)]
+        return bool(done) and not any(record.difference(f, arm.recipe) for f in done)
+
+    def record(self, arm: Arm, seed: int) -> Record | None:
+        """What came of a run; None while it is not over. It is over, too, where what it starts from has stopped."""
+        blocked = self._blocked(arm, seed)
+        if blocked:
+            return Record(seed, None, None, 0, 0.0, blocked)
+        return record.read(self.run_folder(arm, seed), seed)
+
+    def _over(self, arm: Arm, seed: int) -> bool:
+        folder = self.run_folder(arm, seed)
+        stopped = record.stop_reason(folder) or self._blocked(arm, seed)
+        return record.finished(folder) or stopped is not None
+
+    def _blocked(self, arm: Arm, seed: int) -> str | None:
+        if arm.start is None:
+            return None
+        start = self.arm(arm.start)
+        reason = record.stop_reason(self.run_folder(start, seed)) or self._blocked(start, seed)
+        return f"{start.name}, which it starts from, stopped: {reason}" if reason else None
+
+    def left(self) -> int:
+        """How many runs are not over."""
+        return sum(not self._over(arm, seed) for arm in self.arms for seed in self.seeds)
+
+    def ready(self) -> list[tuple[Arm, list[int]]]:
+        """Arms with the seeds that can be trained now: not over, and what they start from is finished."""
+        found = []
+        for arm in self.arms:
+            seeds = [s for s in self.seeds if not self._over(arm, s) and self._can_start(arm, s)]
+            if seeds:
+                found.append((arm, seeds))
+        return found
+
+    def _can_start(self, arm: Arm, seed: int) -> bool:
+        if arm.start is None:
+            return True
+        return record.finished(self.run_folder(self.arm(arm.start), seed))
+
+    def jobs(self, arm: Arm, seeds: Sequence[int]) -> list[Job]:
+        start = self.folder(self.arm(arm.start)) if arm.start else None
+        return [Job(arm.recipe, seed, self.folder(arm), start) for seed in seeds]
+
+    def check_folders(self) -> None:
+        """Refuse what is in the folders and does not belong there, before anything is trained."""
+        for arm in self.arms:
+            for seed in self.seeds:
+                folder = self.run_folder(arm, seed)
+                if arm.finished_in is None:
+                    record.refuse_another_recipe(folder, arm.recipe)
+                elif not record.finished(folder):
+                    raise ValueError(
+                        f"{folder} is not a finished run; {self.name} has {len(self.seeds)} seeds and "
+                        f"starts from seed {seed} of {arm.name}"
+                    )
+
+
+class Workers(Protocol):
+    """Where tasks run beside each other."""
+
+    capacity: int
+
+    def start(self, task: Task) -> None: ...
+
+    def wait(self) -> str:
+        """Until a task is done: its name. What it raised is raised here."""
+        ...
+
+    def stop(self) -> None:
+        """End what still runs; it saves first."""
+        ...
+
+
+def run_study(
+    study: Study,
+    data: Path | None = None,
+    *,
+    only: Sequence[str] = (),
+    engine: str = "together",
+    device: str | None = None,
+    workers: int = 2,
+    at_once: int | None = None,
+    report: Report = write_report,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train what is not over yet, of all arms or ``only`` of some; returns what study.json has.
+
+    ``data`` is the folder of the images, as of ``unflip.data.load``. Engines: ``together``, this process, ``at_once``
+    runs side by side (None: the seeds of one arm); ``pool``, so many ``workers`` processes, each with an arm; ``ray``,
+    the same on a Ray cluster. The table is written whenever there is news, and whatever ends the study.
+    """
+    known(engine, ENGINES, "engine")
+    if at_once is not None and at_once < 1:
+        raise ValueError(f"at-once={at_once} should be at least 1")
+    chosen = study.only(only) if only else study
+    check_device(device)
+    chosen.check_folders()
+    told = False
+
+    def tell(last: bool = False) -> dict[str, Any]:
+        return report(study.shown(only), last)
+
+    try:
+        if chosen.left():
+            if engine == "together":
+                _in_this_process(chosen, data, device, at_once, tell, quiet)
+            else:
+                running = _workers(engine, chosen, workers)
+                _beside_each_other(chosen, data, device, running, tell)
+        told = True
+    finally:
+        if not told and study.out.exists():
+            tell()
+    study.out.mkdir(parents=True, exist_ok=True)
+    return tell(last=True)
+
+
+def _say(study: Study, text: str) -> None:
+    total = len(study.arms) * len(study.seeds)
+    print(f"{study.name}: {text}; {study.left()} of {total} runs left", flush=True)
+
+
+def _in_this_process(
+    study: Study,
+    data: Path | None,
+    device: str | None,
+    at_once: int | None,
+    tell: Callable[[], object],
+    quiet: bool,
+) -> None:
+    images = load(study.arms[0].recipe.data.name, data)
+    while batch := next_batch(study, at_once):
+        _say(study, ", ".join(f"{arm.name} ({_seeds(seeds)})" for arm, seeds in batch))
+        jobs = [job for arm, seeds in batch for job in study.jobs(arm, seeds)]
+        train_jobs(jobs, images, device, quiet=quiet)
+        tell()
+        _free_gpu()
+
+
+def next_batch(study: Study, at_once: int | None) -> list[tuple[Arm, list[int]]]:
+    """What to train next, side by side: the first arm that is ready, and others that fit beside it whole."""
+    ready = study.ready()
+    if not ready or at_once is None:
+        return ready[:1]
+    (arm, seeds), *others = ready
+    batch = [(arm, seeds[:at_once])]
+    room = at_once - len(batch[0][1])
+    for other, its_seeds in others:
+        if len(its_seeds) <= room and _side_by_side(arm, other):
+            batch.append((other, its_seeds))
+            room -= len(its_seeds)
+    return batch
+
+
+def _side_by_side(a: Arm, b: Arm) -> bool:
+    return all(getattr(a.recipe, field) == getattr(b.recipe, field) for field in SIDE_BY_SIDE)
+
+
+def _free_gpu() -> None:
+    """What was compiled and captured for one batch is of no use to the next."""
+    if torch.cuda.is_available():
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _workers(engine: str, study: Study, workers: int) -> Workers:
+    if workers < 1:
+        raise ValueError(f"workers={workers} should be at least 1")
+    if engine == "pool":
+        from unflip.study.pool import Pool
+
+        return Pool(study.out, workers)
+    from unflip.study.cluster import Cluster
+
+    return Cluster(workers)
+
+
+def _beside_each_other(
+    study: Study,
+    data: Path | None,
+    device: str | None,
+    workers: Workers,
+    tell: Callable[[], object],
+) -> None:
+    """Each arm's seeds are a task, started when what the arm starts from is finished."""
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    turn = study.out / ".gpu-turn" if on_gpu else None
+    running: set[str] = set()
+    try:
+        while True:
+            for arm, seeds in study.ready():
+                if arm.name not in running and len(running) < workers.capacity:
+                    _say(study, f"{arm.name} ({_seeds(seeds)}) begins")
+                    jobs = tuple(study.jobs(arm, seeds))
+                    workers.start(Task(arm.name, jobs, data, device, turn))
+                    running.add(arm.name)
+            if not running:
+                return
+            name = workers.wait()
+            running.discard(name)
+            tell()
+            _say(study, f"{name} is done")
+    finally:
+        workers.stop()
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

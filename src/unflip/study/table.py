@@ -1,0 +1,71 @@
+"""``table.md``: a study for reading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unflip.study.study import Study
+
+
+def table(study: Study, summary: dict[str, Any]) -> str:
+    """A row an arm; "best (mean ± std)" of the last epoch, as the LNS paper has it, ours beside the paper's."""
+    reference = _reference(study, summary)
+    paper = any(arm.paper for arm in study.arms)
+    heads = ["", "best (mean ± std), %", "runs"]
+    heads += ["paper, %"] if paper else []
+    heads += [f"against {reference['label']} (p)"] if reference else []
+    lines = [caption(summary), "", _row(heads), "|---" * len(heads) + "|"]
+    for arm, found in zip(study.arms, summary["arms"], strict=True):
+        cells = [arm.label, _figures(found), str(len(found["runs"]))]
+        if paper:
+            known = arm.paper
+            cells.append(best_mean_std(known.best, known.mean, known.std) if known else "")
+        if reference:
+            cells.append(_against(reference, found, summary["tests"]))
+        lines.append(_row(cells))
+    if reference:
+        lines += ["", "p: Welch's t-test, two-sided, not corrected for the number of comparisons."]
+    return "\n".join(lines) + "\n"
+
+
+def caption(summary: dict[str, Any]) -> str:
+    seeds = summary["seeds"]
+    text = f"{summary['data']}, {summary['evaluated_on']} accuracy of the last epoch"
+    text += f", {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+    title = f"{summary['title']}: " if summary["title"] else ""
+    return f"{title}{text}. {summary['epochs_note']}".strip()
+
+
+def best_mean_std(best: float | None, mean: float, std: float | None) -> str:
+    """``85.78 (85.56 ± 0.11)``, or what of it there is."""
+    middle = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+    return middle if best is None else f"{best:.2f} ({middle})"
+
+
+def _figures(arm: dict[str, Any]) -> str:
+    parts = []
+    if arm["mean"] is not None:
+        several = arm["std"] is not None
+        parts.append(best_mean_std(arm["best"] if several else None, arm["mean"], arm["std"]))
+    stops = [f"seed {run['seed']} stopped: {run['stopped']}" for run in arm["runs"]]
+    parts += [text for text, run in zip(stops, arm["runs"], strict=True) if run["stopped"]]
+    return "; ".join(parts).replace("|", "\\|")
+
+
+def _reference(study: Study, summary: dict[str, Any]) -> dict[str, Any] | None:
+    found = [arm for arm in summary["arms"] if arm["name"] == study.reference]
+    return found[0] if found else None
+
+
+def _against(reference: dict[str, Any], arm: dict[str, Any], tests: list[dict[str, Any]]) -> str:
+    if arm["mean"] is None or reference["mean"] is None or arm is reference:
+        return ""
+    text = f"{arm['mean'] - reference['mean']:+.2f}"
+    pair = {arm["name"], reference["name"]}
+    [p] = [test["p"] for test in tests if {test["a"], test["b"]} == pair] or [None]
+    return text if p is None else f"{text} ({p:.2g})"
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,93 @@
+"""A trainer that only writes what ``train`` would, for studies whose arms matter more than their weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unflip.study import report, task
+from unflip.study.paper import EXPERIMENTS
+from unflip.study.study import Study
+from unflip.train.loop import Job, TrainingStopped
+
+DIGITS = ("data.name=digits", "data.validation=0", "model.width=2", "epochs=1")
+
+
+class FakeTrainer:
+    """Stands for ``train_together``: remembers which runs it was given to train side by side."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.before: Callable[[Sequence[Job]], None] = lambda jobs: None
+        self.stops: dict[str, str] = {}  # "arm/seed-0": reason
+        self.says_which = True
+
+    @property
+    def trained(self) -> list[str]:
+        return [name for call in self.calls for name in call]
+
+    def __call__(self, jobs: Sequence[Job], images: Any, **how: Any) -> list[dict[str, Any]]:
+        left = [job for job in jobs if not (job.folder / "result.json").exists()]
+        self.before(left)
+        self.calls.append([_name(job) for job in left])
+        for job in left:
+            if _name(job) in self.stops:
+                self._stop(job)
+        return [_finish(job) for job in left]
+
+    def _stop(self, job: Job) -> None:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        stop = TrainingStopped(self.stops[_name(job)])
+        stop.folder = job.folder if self.says_which else None
+        raise stop
+
+
+def _name(job: Job) -> str:
+    return f"{job.out.name}/seed-{job.seed}"
+
+
+def _finish(job: Job) -> dict[str, Any]:
+    if job.recipe.start is not None:
+        assert job.start is not None
+        assert (job.start / f"seed-{job.seed}" / "result.json").exists(), "its start comes first"
+    job.folder.mkdir(parents=True, exist_ok=True)
+    saved = {"recipe": job.recipe.plain(), "seed": job.seed}
+    (job.folder / "recipe.json").write_text(json.dumps(saved))
+    last = 80 + len(job.out.name) / 10 + job.seed
+    lines = [
+        {
+            "epoch": e + 1,
+            "loss": 1 / (e + 1),
+            "accuracy": a,
+            "flip_rate": 0.01 / (e + 1),
+            "seconds": 2,
+        }
+        for e, a in enumerate((last - 9, last + 1, last))
+    ]
+    (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = {"accuracy": last, "epochs": job.recipe.epochs, "seconds": 6.0}
+    (job.folder / "result.json").write_text(json.dumps(result))
+    return result
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
+    """And no figures: they take longer than all else."""
+    fake = FakeTrainer()
+    monkeypatch.setattr(task, "train_together", fake)
+    monkeypatch.setattr(report, "draw", lambda study, summary: [])
+    return fake
+
+
+@pytest.fixture
+def on_digits() -> Callable[..., Study]:
+    """``on_digits("ablation", out, seeds, "field=value", ...)``: a shipped experiment on digits, small."""
+
+    def make(name: str, out: Path, seeds: int = 2, *overrides: str, **options: Any) -> Study:
+        return EXPERIMENTS[name].study(out, seeds, overrides=[*DIGITS, *overrides], **options)
+
+    return make

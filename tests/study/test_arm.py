@@ -1,0 +1,68 @@
+"""How a shipped recipe becomes an arm: the study's changes, the person's, and scaled epochs."""
+
+from __future__ import annotations
+
+import pytest
+
+from unflip.study.arm import Draft, make_arms, scaled
+from unflip.train.recipe import load_recipe
+
+DRAFTS = (
+    Draft("base", "base", "digits-dorefa"),
+    Draft("slow", "slow", "digits-finetune", ("optimizer.lr=0.001",), "base"),
+    Draft("lns", "LNS", "digits-lns", ("method.alpha=0.5",), "base"),
+)
+
+
+def test_overrides_reach_every_arm() -> None:
+    arms = make_arms(DRAFTS, overrides=["model.width=4", "epochs=7"])
+    assert [arm.recipe.model.options["width"] for arm in arms] == [4, 4, 4]
+    assert [arm.recipe.epochs for arm in arms] == [7, 7, 7]
+    assert [arm.recipe.name for arm in arms] == ["digits-dorefa", "slow", "lns"]
+
+
+def test_the_persons_override_beats_the_studys_default() -> None:
+    arms = make_arms(DRAFTS, ["data.validation=300"], ["data.validation=50"])
+    assert {arm.recipe.data.validation for arm in arms} == {50}
+
+
+def test_what_an_arm_is_about_stays() -> None:
+    arms = make_arms(DRAFTS, overrides=["optimizer.lr=0.5"])
+    assert [arm.recipe.optimizer.lr for arm in arms] == [0.5, 0.001, 0.5]
+
+
+def test_options_go_to_the_arms_that_have_them() -> None:
+    arms = make_arms(DRAFTS, overrides=["method.mapping=residual", "warm_start.steps=3"])
+    method = arms[2].recipe.method
+    assert isinstance(method, dict)
+    assert (method["mapping"], method["alpha"]) == ("residual", 0.5)
+    assert arms[2].recipe.warm_start is not None
+    assert arms[2].recipe.warm_start.steps == 3
+    assert arms[0].recipe.warm_start is None
+
+
+@pytest.mark.parametrize("override", ["method.maping=plain", "method.alpha=1"])
+def test_an_override_that_changes_nothing_is_an_error(override: str) -> None:
+    with pytest.raises(ValueError, match=f"override '{override}' changes no arm"):
+        make_arms(DRAFTS, overrides=[override])
+
+
+def test_a_misspelt_field_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"epoch: unknown field\. Did you mean 'epochs'"):
+        make_arms(DRAFTS, overrides=["epoch=3"])
+
+
+def test_scaled_epochs_move_the_schedule() -> None:
+    every = scaled(load_recipe("cifar10-resnet20-finetune"), 0.1)
+    assert (every.epochs, every.schedule.every) == (12, 3)
+    steps = ["schedule={name: step, at: [10, 20]}"]
+    at = scaled(load_recipe("digits-dorefa", steps), 0.5)
+    assert (at.epochs, at.schedule.at) == (15, (5, 10))
+    tiny = scaled(load_recipe("cifar10-resnet20-finetune"), 0.001)
+    assert (tiny.epochs, tiny.schedule.every) == (1, 1)
+
+
+@pytest.mark.parametrize("factor", [0, -1, float("nan"), float("inf")])
+def test_a_scale_that_is_none(factor: float) -> None:
+    with pytest.raises(ValueError, match=r"epochs-scale=.* should be above 0"):
+        scaled(load_recipe("digits-dorefa"), factor)

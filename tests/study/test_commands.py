@@ -1,0 +1,69 @@
+"""``unflip study ...`` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from unflip.study.paper import EXPERIMENTS
+
+Start = Callable[..., Any]
+TINY = tuple(
+    word
+    for override in (
+        "data.name=digits",
+        "data.validation=1200",
+        "model.width=2",
+        "epochs=1",
+        "batch_size=64",
+        "allow_no_flips=true",
+    )
+    for word in ("--override", override)
+)
+
+
+def test_help_names_every_study_and_arm(unflip: Start) -> None:
+    shown = unflip("study", "--help").out
+    assert all(name in shown for name in (*EXPERIMENTS, "methods", "autobnn"))
+    arms = unflip("study", "ablation", "--help").out
+    for word in ("finetune-0.0001", "mapping", "--baseline", "--epochs-scale", "--at-once"):
+        assert word in arms
+
+
+def test_a_study_by_one_command(unflip: Start) -> None:
+    words = ("study", "ablation", *TINY, "--seeds", "1", "--only", "finetune-0.01")
+    done = unflip(*words, "--device", "cpu")
+    assert done.code == 0, done.err
+    assert "| fine-tuning, lr 0.01 |" in done.out
+    assert "in runs/ablation" in done.out
+    saved = json.loads((done.folder / "runs" / "ablation" / "study.json").read_text())
+    assert saved["evaluated_on"] == "validation"
+    assert [arm["name"] for arm in saved["arms"]] == ["baseline", "finetune-0.01"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ablation", "--only", "lsn"], "unknown arm 'lsn'. Did you mean 'lns'?"),
+        (["ablation", "--override", "epoch=3"], "epoch: unknown field. Did you mean 'epochs'?"),
+        (["alpha", "--override", "method.alpha=1"], "changes no arm of this study"),
+        (["rho", "--epochs-scale", "0"], "epochs-scale=0.0 should be above 0"),
+        (["sota", "--engine", "threads"], "unknown engine 'threads'"),
+        (["controls", "--baseline", "there"], "there/seed-0 is not a finished run"),
+        (["ablation", "--data", "nowhere"], "nowhere"),
+        (["methods", "--epochs", "1", "--only", "lns"], "unknown method to compare 'lns'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    unflip: Start, arguments: list[str], says: str
+) -> None:
+    command = unflip("study", *arguments, "--device", "cpu")
+    assert command.code == 1
+    assert command.out == ""
+    [line] = command.err.splitlines()
+    assert says in line
+    assert sorted(path.name for path in command.folder.iterdir()) == ["stderr", "stdout"]

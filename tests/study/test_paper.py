@@ -1,0 +1,137 @@
+"""The experiments of the paper: their arms parse, and are what their labels say."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unflip.data import load
+from unflip.layers import auxiliary_losses
+from unflip.methods.lns import mapped_layers
+from unflip.study.paper import EXPERIMENTS
+from unflip.study.study import Study, run_study
+from unflip.train import checkpoint as checkpoints
+from unflip.train.learner import build_model
+from unflip.train.recipe import Recipe
+
+OnDigits = Callable[..., Study]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_arms_are_recipes(name: str, tmp_path: Path) -> None:
+    study = EXPERIMENTS[name].study(tmp_path)
+    assert study.arms[0].name == "baseline"
+    assert study.arms[0].recipe.epochs == 400
+    plain = [json.dumps({**arm.recipe.plain(), "name": "", "about": ""}) for arm in study.arms]
+    assert len(set(plain)) == len(plain), "no two arms are the same"
+    for arm in study.arms:
+        assert Recipe.model_validate(arm.recipe.plain()) == arm.recipe
+        assert (arm.start is None) == (arm.recipe.start is None)
+        assert arm.recipe.epochs == (400 if arm.start is None else 120)
+    assert study.reference in [arm.name for arm in study.arms]
+    assert "Epochs: 400 (from scratch), 120 (from the baseline)." in study.epochs_note
+
+
+@pytest.mark.parametrize(
+    ("name", "arm", "mean", "std"),
+    [
+        ("ablation", "baseline", 85.06, None),
+        ("ablation", "finetune-0.01", 85.26, 0.06),
+        ("ablation", "mapping", 85.36, 0.06),
+        ("ablation", "lns", 85.56, 0.11),
+        ("sota", "xnor", 85.23, None),
+        ("sota", "tbn", 84.34, None),
+        ("sota", "dsq", 84.11, None),
+    ],
+)
+def test_the_papers_figures(
+    tmp_path: Path, name: str, arm: str, mean: float, std: float | None
+) -> None:
+    paper = EXPERIMENTS[name].study(tmp_path).arm(arm).paper
+    assert paper is not None
+    assert (paper.mean, paper.std) == (mean, std)
+
+
+def test_the_papers_figures_stand_beside_its_images_alone(
+    tmp_path: Path, on_digits: OnDigits
+) -> None:
+    assert not any(arm.paper for arm in on_digits("ablation", tmp_path).arms)
+    assert not any(arm.paper for arm in EXPERIMENTS["alpha"].study(tmp_path).arms)
+    assert EXPERIMENTS["ablation"].study(tmp_path).arm("finetune-0.001").paper is None
+
+
+@pytest.mark.parametrize(("name", "count"), [("alpha", 10), ("rho", 11)])
+def test_sweeps_hold_the_baselines_images_out_too(tmp_path: Path, name: str, count: int) -> None:
+    study = EXPERIMENTS[name].study(tmp_path)
+    assert {arm.recipe.data.validation for arm in study.arms} == {10000}
+    swept = [arm for arm in study.arms if arm.x is not None]
+    assert len(swept) == count
+    for arm in swept:
+        method = arm.recipe.method
+        assert isinstance(method, dict)
+        rates = {method["rho_plus"], method["rho_minus"]}
+        assert (method["alpha"], rates) == ((arm.x, {0.01}) if name == "alpha" else (1, {arm.x}))
+
+
+def test_one_mean_is_the_mean_over_all_weights(tmp_path: Path, on_digits: OnDigits) -> None:
+    study = on_digits("controls", tmp_path)
+    digits = load("digits")
+
+    def losses(arm: str) -> tuple[float, Any]:
+        model = build_model(study.arm(arm).recipe, digits, seed=0)
+        return sum(v.item() for v in auxiliary_losses(model).values()), model
+
+    one, model = losses("one-mean")
+    each = [
+        binarizer.supervision(binarizer.predict(weight), binarizer.noisy_labels(weight)).flatten()
+        for _, weight, binarizer in mapped_layers(model)
+    ]
+    assert one == pytest.approx(torch.cat(each).mean().item(), rel=1e-5)
+    layers, _ = losses("lns")
+    assert layers == pytest.approx(sum(v.mean().item() for v in each), rel=1e-5)
+
+
+def test_a_stretched_alpha_and_faster_latent_weights(tmp_path: Path) -> None:
+    study = EXPERIMENTS["controls"].study(tmp_path)
+    method = study.arm("stretched-alpha").recipe.method
+    assert isinstance(method, dict)
+    assert method["alpha"] * (1 - 2 * 0.005) == pytest.approx(1, abs=1e-6)
+    assert (method["rho_plus"], method["rho_minus"]) == (0, 0)
+    rates = [study.arm(n).recipe.optimizer for n in ("finetune", "latent-10x", "latent-20x")]
+    assert [r.latent_lr for r in rates] == [None, 0.1, 0.2]
+    assert {r.lr for r in rates} == {0.01}
+
+
+def test_a_mapping_that_stays_zero(tmp_path: Path, on_digits: OnDigits) -> None:
+    """In the control, g of W/s + g(W) has no say: the signs are those of W after training as before."""
+    study = on_digits("controls", tmp_path, 1)
+    summary = run_study(study, only=["residual-still"], device="cpu")  # trained in earnest
+    [run] = summary["arms"][1]["runs"]
+    assert 0 <= run["accuracy"] <= run["best_accuracy"] <= 100
+    assert (tmp_path / "accuracy.svg").exists()
+    folder = tmp_path / "residual-still" / "seed-0"
+    line = json.loads((folder / "metrics.jsonl").read_text())
+    assert line["differs_from_sign"] == 0
+    assert line["flips"] > 0
+    tensors = checkpoints.load_usable(folder).tensors
+    model = build_model(study.arm("residual-still").recipe, load("digits"), seed=0)
+    model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+    for _, weight, binarizer in mapped_layers(model):
+        assert torch.equal(binarizer.predict(weight), weight / weight.abs().mean())
+
+
+def test_the_fake_arms_of_every_experiment_run(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    for name in EXPERIMENTS:
+        study = on_digits(name, tmp_path / name, 1)
+        summary = run_study(study, at_once=10)
+        means = [arm["mean"] for arm in summary["arms"]]
+        assert len(means) == len(study.arms)
+        assert statistics.fmean(means) > 80

@@ -1,0 +1,106 @@
+"""Engines with processes of their own: a pool that trains, fails and is killed; Ray where it is installed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unflip.study.pool import Pool
+from unflip.study.study import Study, run_study
+
+OnDigits = Callable[..., Study]
+SMALL = ("data.validation=1200", "batch_size=64", "allow_no_flips=true")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_two_workers_give_what_one_process_gives(
+    on_digits: OnDigits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = ["xnor", "tbn"]
+    pooled = on_digits("sota", tmp_path / "pool", 2, *SMALL)
+    found = run_study(pooled, only=arms, engine="pool", workers=2, device="cpu")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "sota: xnor (seeds 0, 1) begins; 4 of 4 runs left"
+    assert said[1] == "sota: tbn (seeds 0, 1) begins; 4 of 4 runs left", "side by side"
+    assert "epoch 1/1" in (tmp_path / "pool" / "xnor" / "train.log").read_text()
+    alone = run_study(on_digits("sota", tmp_path / "one", 2, *SMALL), only=arms, device="cpu")
+    accuracies = [[arm["mean"] for arm in summary["arms"]] for summary in (found, alone)]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_an_error_in_a_worker_is_the_studys(tmp_path: Path, on_digits: OnDigits) -> None:
+    study = on_digits("ablation", tmp_path, 1, "data.name=folder")
+    with pytest.raises(ValueError, match="'folder' needs folder="):
+        run_study(study, engine="pool", workers=2, device="cpu")
+
+
+def test_sigterm_stops_a_pool_as_ctrl_c_does(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    pool = Pool(tmp_path, 2)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"):
+        signal.raise_signal(signal.SIGTERM)
+    pool.stop()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_killed_pool_leaves_checkpoints_and_no_process(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "unflip", "study", "ablation", "--only", "baseline"]
+    words += ["--engine", "pool", "--seeds", "1", "--out", str(tmp_path), "--device", "cpu"]
+    for override in ("data.name=digits", "model.width=2", "epochs=500", *SMALL):
+        words += ["--override", override]
+    study = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder = tmp_path / "baseline" / "seed-0"
+    _wait_for(lambda: (folder / "metrics.jsonl").exists() and _lines(folder) > 1)
+    study.kill()
+    study.wait(30)
+    _wait_for(lambda: len(list(folder.glob("checkpoint-*.json"))) == 2)  # the first, and now
+    time.sleep(0.3)
+    lines = _lines(folder)
+    time.sleep(0.3)
+    assert _lines(folder) == lines < 500, "nothing goes on"
+
+
+def _lines(folder: Path) -> int:
+    return (folder / "metrics.jsonl").read_text().count("\n")
+
+
+def _wait_for(happened: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_without_ray_it_says_what_to_install(
+    on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"--engine ray needs Ray: pip install 'unflip\[ray\]'"):
+        run_study(on_digits("ablation", tmp_path / "out"), engine="ray", device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_ray_with_two_workers(
+    on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray: Any = pytest.importorskip("ray", reason="ray is not installed")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    study = on_digits("ablation", tmp_path, 1, *SMALL)
+    arms = ["finetune-0.01", "finetune-0.001"]
+    summary = run_study(study, only=arms, engine="ray", workers=2, device="cpu")
+    assert [len(arm["runs"]) for arm in summary["arms"]] == [1, 1, 1]
+    assert not ray.is_initialized()
+    wrong = on_digits("ablation", tmp_path / "wrong", 1, "data.name=folder")
+    with pytest.raises(ValueError, match="'folder' needs folder="):
+        run_study(wrong, engine="ray", device="cpu")

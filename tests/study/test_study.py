@@ -1,0 +1,248 @@
+"""Studies as resumable work: order, what runs side by side, interruption, and runs that stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unflip.study import study as core
+from unflip.study.study import Study, next_batch, run_study
+from unflip.study.task import Task
+from unflip.train.checkpoint import CheckpointError
+
+OnDigits = Callable[..., Study]
+
+
+def saved(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "study.json").read_text())
+    return found
+
+
+def test_every_run_once_the_baseline_first(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = on_digits("ablation", tmp_path)
+    run_study(study)
+    assert trainer.calls[0] == ["baseline/seed-0", "baseline/seed-1"]
+    assert len(trainer.calls) == len(study.arms), "on a CPU, the seeds of one arm at a time"
+    assert len(set(trainer.trained)) == len(trainer.trained) == 2 * len(study.arms)
+    said = capsys.readouterr().out
+    assert "ablation: baseline (seeds 0, 1); 12 of 12 runs left" in said
+    assert "ablation: lns (seeds 0, 1); 2 of 12 runs left" in said
+
+
+def test_a_killed_study_goes_on(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
+    study = on_digits("ablation", tmp_path)
+
+    def killed(jobs: Any) -> None:
+        if len(trainer.calls) == 3:
+            raise KeyboardInterrupt
+
+    trainer.before = killed
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study)
+    before = list(trainer.trained)
+    assert len(before) == 6
+    assert [len(arm["runs"]) for arm in saved(tmp_path)["arms"]] == [2, 2, 2, 0, 0, 0]
+    trainer.before = lambda jobs: None
+    summary = run_study(study)
+    assert len(trainer.trained) == len(set(trainer.trained)) == 12, "nothing is run twice"
+    assert all(len(arm["runs"]) == 2 for arm in summary["arms"])
+    run_study(study)
+    assert len(trainer.trained) == 12
+
+
+def test_more_seeds_later(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
+    run_study(on_digits("ablation", tmp_path, 1), only=["lns"])
+    run_study(on_digits("ablation", tmp_path, 3), only=["lns"])
+    assert trainer.calls == [
+        ["baseline/seed-0"],
+        ["lns/seed-0"],
+        ["baseline/seed-1", "baseline/seed-2"],
+        ["lns/seed-1", "lns/seed-2"],
+    ]
+
+
+def test_arms_that_fit_are_trained_side_by_side(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    study = on_digits("ablation", tmp_path)
+    run_study(study, at_once=5)
+    sizes = [len(call) for call in trainer.calls]
+    assert sizes == [2, 4, 4, 2], "the baseline alone, then two arms whole"
+    assert trainer.calls[1][0].startswith("finetune-0.01/")
+    assert next_batch(study, 5) == []
+
+
+def test_an_arm_with_more_seeds_than_fit_at_once(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    run_study(on_digits("ablation", tmp_path, 3), at_once=2, only=["finetune-0.01"])
+    assert [len(call) for call in trainer.calls] == [2, 1, 2, 1]
+
+
+def test_other_epochs_are_not_trained_beside(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    study = on_digits("sota", tmp_path, 1)
+    arms = [
+        replace(arm, recipe=arm.recipe.model_copy(update={"epochs": 9}))
+        if arm.name == "tbn"
+        else arm
+        for arm in study.arms
+    ]
+    run_study(replace(study, arms=tuple(arms)), at_once=10)
+    assert trainer.calls == [
+        ["baseline/seed-0", "xnor/seed-0", "dsq/seed-0"],
+        ["tbn/seed-0"],
+        ["lns/seed-0"],
+    ]
+
+
+@pytest.mark.parametrize("says_which", [True, False])
+def test_a_run_that_stops_is_recorded_and_the_others_go_on(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path, says_which: bool
+) -> None:
+    trainer.stops = {"baseline/seed-1": "the loss is nan"}
+    trainer.says_which = says_which
+    study = on_digits("ablation", tmp_path, 3)
+    summary = run_study(study, only=["finetune-0.01"])
+    baseline, finetune = summary["arms"]
+    assert [run["stopped"] for run in baseline["runs"]] == [None, "the loss is nan", None]
+    assert [run["accuracy"] is None for run in baseline["runs"]] == [False, True, False]
+    assert "stopped: the loss is nan" in finetune["runs"][1]["stopped"]
+    assert trainer.calls[-1] == ["finetune-0.01/seed-0", "finetune-0.01/seed-2"]
+    count = len(trainer.calls)
+    assert run_study(study, only=["finetune-0.01"]) == summary
+    assert len(trainer.calls) == count, "a run that stopped is not tried again"
+    assert "seed 1 stopped: the loss is nan" in (tmp_path / "table.md").read_text()
+    (tmp_path / "baseline" / "seed-1" / "stopped.json").unlink()
+    trainer.stops = {}
+    again = run_study(study, only=["finetune-0.01"])
+    assert all(len(arm["runs"]) == 3 and arm["runs"][1]["accuracy"] for arm in again["arms"])
+
+
+def test_only_some_arms(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
+    study = on_digits("ablation", tmp_path)
+    first = run_study(study, only=["lns"])
+    assert [arm["name"] for arm in first["arms"]] == ["baseline", "lns"]
+    second = run_study(study, only=["mapping"])
+    assert [arm["name"] for arm in second["arms"]] == ["baseline", "mapping", "lns"]
+    with pytest.raises(ValueError, match=r"unknown arm 'lsn'\. Did you mean 'lns'"):
+        run_study(study, only=["lsn"])
+
+
+def test_a_given_baseline_is_not_trained(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_study(on_digits("ablation", tmp_path / "first"), only=["baseline"])
+    given = tmp_path / "first" / "baseline"
+    study = on_digits("controls", tmp_path / "second", baseline=given)
+    summary = run_study(study, only=["rho-0"])
+    assert trainer.trained[2:] == ["rho-0/seed-0", "rho-0/seed-1"]
+    assert summary["arms"][0]["folder"] == "../first/baseline"
+    assert len(summary["arms"][0]["runs"]) == 2
+    longer = on_digits("controls", tmp_path / "third", baseline=given, epochs_scale=3)
+    assert "trained differently: epochs is 1 there and 3 here" in capsys.readouterr().out
+    assert longer.arms[1].recipe.epochs == 3
+    with pytest.raises(ValueError, match=r"another network's: model.width is 2 there and 3 here"):
+        on_digits("controls", tmp_path, 2, "model.width=3", baseline=given)
+    with pytest.raises(ValueError, match=r"data.validation is 0 there and 10 here"):
+        on_digits("alpha", tmp_path, 2, "data.validation=10", baseline=given)
+    with pytest.raises(ValueError, match="seed-2 is not a finished run"):
+        on_digits("controls", tmp_path, 3, baseline=given)
+
+
+def test_another_recipe_in_the_folder_is_refused(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    run_study(on_digits("ablation", tmp_path), only=["baseline"])
+    with pytest.raises(CheckpointError, match="batch_size is 128 there and 64 here"):
+        run_study(on_digits("ablation", tmp_path, 2, "batch_size=64"))
+    assert len(trainer.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "pol"}, "unknown engine 'pol'. Did you mean 'pool'"),
+        ({"at_once": 0}, "at-once=0 should be at least 1"),
+        ({"engine": "pool", "workers": 0}, "workers=0 should be at least 1"),
+        ({"device": "tpu"}, "device='tpu' should be cpu or cuda"),
+    ],
+)
+def test_bad_options_are_refused_and_leave_nothing(
+    on_digits: OnDigits, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_study(on_digits("ablation", tmp_path / "out"), **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_studies_that_make_no_sense_are_refused(on_digits: OnDigits, tmp_path: Path) -> None:
+    study = on_digits("ablation", tmp_path)
+    baseline, finetune = study.arms[:2]
+    with pytest.raises(ValueError, match="starts from 'baseline', which should come before it"):
+        replace(study, arms=(finetune, baseline))
+    with pytest.raises(ValueError, match="two arms are called 'baseline'"):
+        replace(study, arms=(baseline, baseline))
+    with pytest.raises(ValueError, match="no arm or no seed"):
+        replace(study, seeds=())
+    data = finetune.recipe.data.model_copy(update={"validation": 5})
+    other = replace(finetune, recipe=finetune.recipe.model_copy(update={"data": data}))
+    with pytest.raises(ValueError, match="one table is about one set of images"):
+        replace(study, arms=(baseline, other))
+
+
+class Queue:
+    """Workers that finish one task at a time, the last one begun first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.waiting = capacity, list[Task]()
+        self.most, self.stopped = 0, False
+
+    def start(self, task: Task) -> None:
+        self.waiting.append(task)
+        self.most = max(self.most, len(self.waiting))
+
+    def wait(self) -> str:
+        task = self.waiting.pop()
+        task.run()
+        return task.name
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_workers_get_an_arm_when_its_start_is_finished(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(3)
+    monkeypatch.setattr(core, "_workers", lambda *args: queue)
+    run_study(on_digits("ablation", tmp_path), engine="pool")
+    assert trainer.calls[0] == ["baseline/seed-0", "baseline/seed-1"]
+    assert len(trainer.calls) == 6
+    assert len(set(trainer.trained)) == 12
+    assert (queue.most, queue.waiting, queue.stopped) == (3, [], True)
+
+
+def test_workers_are_stopped_when_one_fails(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(2)
+    monkeypatch.setattr(core, "_workers", lambda *args: queue)
+
+    def fails(jobs: Any) -> None:
+        if len(trainer.calls) == 2:
+            raise CheckpointError("the disk is full")
+
+    trainer.before = fails
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        run_study(on_digits("ablation", tmp_path), engine="pool")
+    assert queue.stopped
+    assert len(saved(tmp_path)["arms"][0]["runs"]) == 2
