@@ -1,0 +1,36 @@
+"""``unflip report``: studies and runs as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unflip.cli.app import app
+
+
+@app.command()
+def report(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="RUN_OR_STUDY...", help="Folders of runs or studies.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run whose signs the given runs' are compared with. Default: what the recipe starts from."
+        ),
+    ] = None,
+    filters: Annotated[
+        int, typer.Option(min=0, help="Filters of each layer shown weight by weight.")
+    ] = 8,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    date: Annotated[str | None, typer.Option(help="Shown as the page's date.")] = None,
+) -> None:
+    """Write tables, curves and changed signs of studies and runs as one HTML file that opens offline."""
+    from unflip.report import report_data, write_report
+
+    data = report_data(sources, baseline=baseline, filters=filters, title=title, date=date)
+    size = write_report(data, out)
+    print(f"{out}, {size / 1e6:.2f} MB")

@@ -1,0 +1,259 @@
+"""Everything the page shows, as one JSON value. The same folders give the same value: nothing is asked of the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unflip import __version__
+from unflip.report.command import as_yaml, train_command
+from unflip.report.curves import curves, mean_and_std
+from unflip.report.read import (
+    ReportError,
+    Run,
+    Study,
+    StudyArm,
+    is_study,
+    read_run,
+    read_study,
+    refuse,
+    run_folders,
+)
+from unflip.report.signs import CHANNELS, Comparison, seed_list
+
+FORMAT = 1
+
+
+def report_data(
+    sources: Sequence[Path],
+    *,
+    baseline: Path | None = None,
+    filters: int = 8,
+    title: str | None = None,
+    date: str | None = None,
+) -> dict[str, Any]:
+    """The page's data: a section for each study, and one for the runs of each data set.
+
+    ``baseline`` is the run that single runs are compared with; without it, the folder beside a run that is
+    called what its recipe starts from, which is where ``unflip train`` puts it. ``filters`` of each layer are
+    shown weight by weight. ``date`` is shown as it is.
+    """
+    if not sources:
+        raise ReportError("no folder given: a report is made of at least one run or study")
+    if baseline is not None and not run_folders(baseline):
+        raise ReportError(f"baseline {baseline} is not a run: no recipe.json and no seed-N folder")
+    comparison = Comparison(filters)
+    singles: list[_Single] = []
+    sections = []
+    for source in sources:
+        if is_study(source):
+            sections.append(_study_section(source, read_study(source), comparison))
+        elif run_folders(source):
+            singles.append(_Single(source, baseline))
+        else:
+            raise refuse(source)
+    sections += _run_sections(singles, comparison)
+    return {
+        "format": FORMAT,
+        "unflip": __version__,
+        "title": title or "; ".join(section["title"] for section in sections),
+        "date": date,
+        "filters": filters,
+        "channels": CHANNELS,
+        "sections": sections,
+    }
+
+
+def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[str, Any]:
+    by_name = {arm.name: arm for arm in study.arms}
+    numbers = {arm.name: number for number, arm in enumerate(study.arms)}
+    changed = []
+    for arm in study.arms:
+        if arm.start is None or _is_float(arm.recipe) or _is_float(by_name[arm.start].recipe):
+            continue
+        base = by_name[arm.start]
+        pairs = [
+            (seed, folder / arm.folder / f"seed-{seed}", _seed_of(folder / base.folder, seed))
+            for seed in (run.seed for run in arm.runs)
+        ]
+        found = comparison.arm(pairs)
+        changed.append({"arm": numbers[arm.name], "baseline": base.label, **found})
+    tests = [test.model_dump() for test in study.tests]
+    for test in tests:  # arms by their labels, as everywhere on the page
+        test["a"], test["b"] = (
+            by_name[test[k]].label if test[k] in by_name else test[k] for k in "ab"
+        )
+    return {
+        "kind": "study",
+        "study": study.study,
+        "title": study.title,
+        "unflip": study.unflip,
+        "data": study.data,
+        "evaluated_on": study.evaluated_on,
+        "epochs_note": study.epochs_note,
+        "seeds": study.seeds,
+        "arms": [_study_arm(folder, arm, by_name) for arm in study.arms],
+        "tests": tests,
+        "signs": changed,
+    }
+
+
+def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dict[str, Any]:
+    """The summary's figures as they are; curves, device and versions from the runs' folders."""
+    metrics, runs, missing = [], [], []
+    for row in arm.runs:
+        where = folder / arm.folder / f"seed-{row.seed}"
+        run = read_run(where) if (where / "recipe.json").is_file() else None
+        if run is None or not run.metrics:
+            missing.append(row.seed)
+        else:
+            metrics.append(run.metrics)
+        runs.append({**row.model_dump(), **_made_with(run.result if run else None)})
+    return {
+        "name": arm.name,
+        "label": arm.label,
+        "start": by_name[arm.start].label if arm.start else None,
+        "command": arm.command,
+        "yaml": as_yaml(arm.recipe),
+        "own_recipe": False,
+        "paper": arm.paper.model_dump() if arm.paper else None,
+        "x": arm.x,
+        "n": sum(run.accuracy is not None for run in arm.runs),
+        "mean": arm.mean,
+        "std": arm.std,
+        "best": arm.best,
+        "runs": runs,
+        "curves": curves(metrics),
+        "notes": [f"{arm.label}. {seed_list(missing)}: no metrics in {arm.folder}."]
+        if missing
+        else [],
+    }
+
+
+def _made_with(result: dict[str, Any] | None) -> dict[str, Any]:
+    """Where a run was trained, with what, and when, as far as it says so."""
+    return {key: (result or {}).get(key) for key in ("device", "torch", "unflip", "finished")}
+
+
+class _Single:
+    """A run given by itself: a folder of seeds, or one seed's."""
+
+    def __init__(self, source: Path, baseline: Path | None) -> None:
+        self.source = source
+        self.runs = [read_run(folder) for folder in run_folders(source)]
+        self.recipe = self.runs[0].recipe
+        self.baseline = baseline or self._beside()
+
+    def _beside(self) -> Path | None:
+        """Where ``unflip train`` puts what a recipe starts from."""
+        if not self.recipe.get("start"):
+            return None
+        seed_itself = (self.source / "recipe.json").is_file()
+        above = self.source.absolute().parent
+        return (above.parent if seed_itself else above) / self.recipe["start"]
+
+    @property
+    def group(self) -> tuple[str, str]:
+        validation = self.recipe["data"].get("validation")
+        return self.recipe["data"]["name"], "validation" if validation else "test"
+
+    def compared(self) -> list[tuple[int, Path, Path | None]]:
+        """What to compare, seed by seed; nothing for a float network or the baseline itself."""
+        if self.baseline is None or _is_float(self.recipe):
+            return []
+        base = {r: r.resolve() for r in run_folders(self.baseline)}
+        return [
+            (run.seed, run.folder, _seed_of(self.baseline, run.seed))
+            for run in self.runs
+            if run.folder.resolve() not in base.values()
+        ]
+
+
+def _run_sections(singles: list[_Single], comparison: Comparison) -> list[dict[str, Any]]:
+    """Accuracies on different images are not put into one table."""
+    groups: dict[tuple[str, str], list[_Single]] = {}
+    for single in singles:
+        groups.setdefault(single.group, []).append(single)
+    return [
+        _run_section(data, evaluated_on, members, comparison)
+        for (data, evaluated_on), members in groups.items()
+    ]
+
+
+def _run_section(
+    data: str, evaluated_on: str, singles: list[_Single], comparison: Comparison
+) -> dict[str, Any]:
+    names = [single.recipe["name"] for single in singles]
+    changed = []
+    for number, single in enumerate(singles):
+        pairs = single.compared()
+        if pairs:
+            assert single.baseline is not None
+            found = comparison.arm(pairs)
+            changed.append({"arm": number, "baseline": single.baseline.name, **found})
+    return {
+        "kind": "runs",
+        "study": None,
+        "title": f"Runs on {data}",
+        "unflip": None,
+        "data": data,
+        "evaluated_on": evaluated_on,
+        "epochs_note": "",
+        "seeds": sorted({run.seed for single in singles for run in single.runs}),
+        "arms": [_run_arm(s, twice=names.count(s.recipe["name"]) > 1) for s in singles],
+        "tests": [],
+        "signs": changed,
+    }
+
+
+def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
+    recipe = single.recipe
+    accuracies = [run.result["accuracy"] for run in single.runs if run.result]
+    mean, std = mean_and_std(accuracies)
+    command = train_command(recipe, [run.seed for run in single.runs])
+    return {
+        "name": recipe["name"],
+        "label": str(single.source) if twice else recipe["name"],
+        "start": recipe.get("start"),
+        "command": command,
+        "yaml": as_yaml(recipe),
+        "own_recipe": f"{recipe['name']}.yaml" in command,
+        "paper": None,
+        "x": None,
+        "n": len(accuracies),
+        "mean": mean,
+        "std": std,
+        "best": max(accuracies, default=None),
+        "runs": [_run_row(run) for run in single.runs],
+        "curves": curves([run.metrics for run in single.runs]),
+        "notes": [],
+    }
+
+
+def _run_row(run: Run) -> dict[str, Any]:
+    seen = [line["accuracy"] for line in run.metrics if line.get("accuracy") is not None]
+    done = run.metrics[-1]["epoch"] if run.metrics else 0
+    result = run.result or {}
+    unfinished = run.stopped or f"not finished: {done} of {run.recipe['epochs']} epochs"
+    return {
+        "seed": run.seed,
+        "accuracy": result.get("accuracy"),
+        "best_accuracy": max(seen, default=None),
+        "epochs": result.get("epochs", done),
+        "seconds": result.get("seconds"),
+        "stopped": None if run.result else unfinished,
+        **_made_with(run.result),
+    }
+
+
+def _is_float(recipe: dict[str, Any]) -> bool:
+    return recipe.get("method", "float") in ("float", {"name": "float"})
+
+
+def _seed_of(folder: Path, seed: int) -> Path | None:
+    """The run of that seed in a folder of seeds, or the folder itself where it is a run: as ``train`` starts."""
+    for candidate in (folder / f"seed-{seed}", folder):
+        if (candidate / "recipe.json").is_file():
+            return candidate
+    return None

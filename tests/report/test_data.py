@@ -1,0 +1,359 @@
+"""The report's data against the files it was made of, and what it refuses."""
+
+import json
+import math
+import re
+import shutil
+import statistics
+
+import pytest
+import torch
+from torch import nn
+
+from unflip import BinaryConv2d, BinaryLinear, flips_by_layer, signs
+from unflip.data import load
+from unflip.layers import binary_layers
+from unflip.report import render, report_data, write_report
+from unflip.report.curves import curves
+from unflip.report.page import embedded
+from unflip.report.read import ReportError
+from unflip.report.signs import (
+    CHANNELS,
+    Comparison,
+    Network,
+    NoWeights,
+    _layer_kernels,
+    _seed,
+)
+from unflip.ste import sign
+from unflip.train import checkpoint as checkpoints
+from unflip.train.learner import build_model, model_state
+from unflip.train.recipe import Recipe, load_recipe
+
+
+@pytest.fixture(scope="module")
+def study_data(study):
+    return report_data([study])
+
+
+def network(folder):
+    """As the demo builds it, with the real images."""
+    saved = checkpoints.load_usable(folder)
+    model = build_model(Recipe.model_validate(saved.info["recipe"]), load("digits"), seed=0)
+    model.load_state_dict(model_state(saved.tensors))
+    return model.eval()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_study_keeps_its_figures(study, study_data):
+    [section] = study_data["sections"]
+    written = json.loads((study / "study.json").read_text())
+    for shown, given in zip(section["arms"], written["arms"], strict=True):
+        assert {k: shown[k] for k in ("label", "command", "mean", "std", "best", "x")} == {
+            k: given[k] for k in ("label", "command", "mean", "std", "best", "x")
+        }
+    assert [arm["n"] for arm in section["arms"][:3]] == [2, 1, 2]  # one of fine-tuning's stopped
+    assert section["tests"][0]["b"] == "baseline"
+    assert section["arms"][0]["runs"][0]["torch"] == torch.__version__
+
+
+def test_curves_are_mean_and_std_of_the_metrics(study, study_data):
+    arm = study_data["sections"][0]["arms"][0]
+    seeds = [lines(study / "digits-dorefa" / f"seed-{n}") for n in (0, 1)]
+    assert arm["curves"]["epochs"] == [1, 2]
+    for name, field, factor in (
+        ("loss", "loss", 1),
+        ("accuracy", "accuracy", 1),
+        ("flips_percent", "flip_rate", 100),
+    ):
+        for k in (0, 1):
+            values = [factor * seed[k][field] for seed in seeds]
+            curve = arm["curves"][name]
+            assert curve["mean"][k] == pytest.approx(statistics.fmean(values), rel=1e-5)
+            assert curve["std"][k] == pytest.approx(statistics.stdev(values), rel=1e-5)
+
+
+def test_curves_of_seeds_that_got_to_different_epochs():
+    long = [{"epoch": e, "loss": float(e), "accuracy": None} for e in (1, 2)]
+    drawn = curves([long, long[:1]])
+    assert drawn == {"epochs": [1, 2], "loss": {"mean": [1.0, 2.0], "std": [0.0, None]}}
+    assert curves([[], []]) is None
+
+
+def test_changed_signs_are_those_of_the_two_networks(study, study_data):
+    changed = {entry["arm"]: entry for entry in study_data["sections"][0]["signs"]}
+    assert set(changed) == {1, 2}  # the sweep's arms start from nothing
+    for arm, name in ((1, "digits-finetune"), (2, "digits-lns")):
+        for seed in changed[arm]["seeds"]:
+            folder = f"seed-{seed['seed']}"
+            flips = flips_by_layer(
+                network(study / "digits-dorefa" / folder), network(study / name / folder)
+            )
+            found = {x["name"]: (x["changed"], x["weights"]) for x in seed["layers"]}
+            assert found == flips
+            assert seed["changed"] == sum(f for f, _ in flips.values())
+            assert seed["percent"] == pytest.approx(100 * seed["changed"] / seed["weights"], 1e-5)
+    assert [seed["seed"] for seed in changed[2]["seeds"]] == [0, 1]
+    assert changed[2]["seeds"][0]["changed"] > 0
+    assert changed[1]["notes"] == [
+        "Seed 7: its baseline has no run of that seed."
+    ]  # it stopped before its first step
+
+
+def test_filters_are_the_networks_own(study, study_data):
+    entry = study_data["sections"][0]["signs"][1]
+    before = dict(binary_layers(network(study / "digits-dorefa" / "seed-0")))
+    after = dict(binary_layers(network(study / "digits-lns" / "seed-0")))
+    assert [layer["name"] for layer in entry["kernels"]["layers"]] == list(after)
+    for layer in entry["kernels"]["layers"]:
+        now = after[layer["name"]]
+        weight, bits = now.weight.detach(), now.code().signs[0]
+        was = before[layer["name"]].code().signs[0]
+        predicted = now.weight_binarizer.predict(weight).detach()
+        differs = (bits != was).flatten(1).sum(1)
+        assert len(layer["filters"]) == min(8, len(weight))
+        shown = [filter_["index"] for filter_ in layer["filters"]]
+        hidden = [i for i in range(len(weight)) if i not in shown]
+        assert min(differs[shown]) >= max(differs[hidden], default=0)
+        for one in layer["filters"]:
+            i = one["index"]
+            assert one["w"] == pytest.approx(weight[i].flatten().tolist(), rel=5e-3)
+            assert one["f"] == pytest.approx(predicted[i].flatten().tolist(), rel=5e-3)
+            for text, values in (("before", was), ("after", bits)):
+                assert one[text] == "".join("+" if v > 0 else "-" for v in values[i].flatten())
+            assert one["changed"] == differs[i]
+            assert one["off_sign"] == int((bits[i] != sign(weight[i])).sum())
+            # sign(W) is drawn from the rounded weights
+            assert [v < 0 for v in one["w"]] == (sign(weight[i]) < 0).flatten().tolist()
+
+
+def test_a_wide_filter_shows_the_channels_with_most_changes():
+    layer = BinaryConv2d(100, 3, 3)
+    before = layer.code().signs[0].clone()
+    before[1, 90] *= -1
+    [one, two] = _layer_kernels("wide", layer, before, 2)["filters"]
+    assert (one["index"], two["index"]) == (0, 1)
+    assert one["channels"] == list(range(CHANNELS))
+    assert two["channels"] == [*range(CHANNELS - 1), 90]
+    assert two["changed"] == 9
+    assert two["before"][-9:] != two["after"][-9:]
+    linear = _layer_kernels("linear", BinaryLinear(5, 4), torch.ones(4, 5), 1)
+    assert linear["kernel"] == [1, 1]
+    assert len(linear["filters"][0]["w"]) == 5
+
+
+def test_a_baseline_that_is_another_network_is_said():
+    model = nn.Sequential(BinaryConv2d(2, 3, 3))
+    with pytest.raises(NoWeights, match="the baseline is another network"):
+        _seed(0, {"0": torch.ones(1, 4, 2, 3, 3)}, Network(model, epoch=1))
+
+
+def test_a_weight_of_several_signs_is_counted_but_not_drawn():
+    model = nn.Sequential(BinaryConv2d(2, 3, 3, method="abc"))
+    assert Comparison(8)._kernels(signs(model), model) == []
+    assert _seed(0, signs(model), Network(model, epoch=1))["changed"] == 0
+
+
+def test_as_many_filters_as_asked_for(study):
+    layers = report_data([study], filters=2)["sections"][0]["signs"][1]["kernels"]["layers"]
+    assert {len(layer["filters"]) for layer in layers} == {2}
+    assert report_data([study], filters=0)["sections"][0]["signs"][1]["kernels"] is None
+
+
+def test_single_runs_find_what_they_started_from(runs):
+    data = report_data([runs / "digits-dorefa", runs / "digits-lns" / "seed-1"])
+    [section] = data["sections"]
+    assert section["title"] == "Runs on digits"
+    assert [arm["n"] for arm in section["arms"]] == [2, 1]
+    [entry] = section["signs"]
+    assert entry["baseline"] == "digits-dorefa"
+    assert [seed["seed"] for seed in entry["seeds"]] == [1]
+    given = report_data([runs / "digits-lns"], baseline=runs / "digits-finetune" / "seed-0")
+    [entry] = given["sections"][0]["signs"]
+    other = network(runs / "digits-finetune" / "seed-0")
+    flips = flips_by_layer(other, network(runs / "digits-lns" / "seed-0"))
+    assert entry["seeds"][0]["changed"] == sum(f for f, _ in flips.values())
+    itself = report_data([runs / "digits-dorefa"], baseline=runs / "digits-dorefa")
+    assert itself["sections"][0]["signs"] == []
+
+
+def test_command_and_recipe_repeat_the_run(runs, tmp_path):
+    [section] = report_data([runs / "digits-lns"])["sections"]
+    [arm] = section["arms"]
+    words = arm["command"].split()
+    assert words[:3] == ["unflip", "train", "digits-lns"]
+    assert words[-2:] == ["--seeds", "2"]
+    saved = json.loads((runs / "digits-lns" / "seed-0" / "recipe.json").read_text())["recipe"]
+    assert load_recipe("digits-lns", words[3:-2]).plain() == saved
+    (tmp_path / "own.yaml").write_text(arm["yaml"])
+    assert load_recipe(tmp_path / "own.yaml").plain() == saved
+
+
+def test_the_command_of_a_recipe_of_ones_own(runs, tmp_path):
+    shutil.copytree(runs / "digits-lns", tmp_path / "mine")
+    for seed in (0, 1):
+        path = tmp_path / "mine" / f"seed-{seed}" / "recipe.json"
+        saved = json.loads(path.read_text())
+        saved["recipe"]["name"] = "mine"
+        path.write_text(json.dumps(saved))
+    [arm] = report_data([tmp_path / "mine"])["sections"][0]["arms"]
+    assert arm["command"] == "unflip train mine.yaml --seeds 2"
+    assert arm["own_recipe"] is True
+
+
+def test_two_runs_of_one_recipe_are_told_apart(runs, tmp_path):
+    shutil.copytree(runs / "digits-dorefa", tmp_path / "again")
+    data = report_data([runs / "digits-dorefa", tmp_path / "again"])
+    labels = [arm["label"] for arm in data["sections"][0]["arms"]]
+    assert labels == [str(runs / "digits-dorefa"), str(tmp_path / "again")]
+
+
+def test_without_checkpoints_the_page_says_so_and_keeps_the_rest(study, tmp_path):
+    kept = tmp_path / "study"
+    shutil.copytree(study, kept, ignore=shutil.ignore_patterns("checkpoint-*"))
+    [section] = report_data([kept])["sections"]
+    assert section["arms"][2]["curves"] is not None
+    entry = section["signs"][1]
+    assert entry["seeds"] == []
+    assert entry["kernels"] is None
+    assert entry["notes"] == [
+        "Seeds 0, 1: digits-dorefa has no checkpoint there, only its metrics were kept."
+    ]
+
+
+def test_a_damaged_checkpoint_is_a_note(study, tmp_path):
+    broken = tmp_path / "study"
+    shutil.copytree(study, broken)
+    for path in (broken / "digits-lns" / "seed-0").glob("checkpoint-*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-3])
+    entry = report_data([broken])["sections"][0]["signs"][1]
+    assert entry["notes"] == ["Seed 0: no checkpoint of digits-lns is whole."]
+    assert entry["kernels"]["seed"] == 1
+
+
+def test_a_run_that_was_interrupted(runs, tmp_path):
+    folder = tmp_path / "digits-dorefa" / "seed-0"
+    shutil.copytree(runs / "digits-dorefa" / "seed-0", folder)
+    (folder / "result.json").unlink()
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(text[:-20])  # a kill in the middle of a line
+    [arm] = report_data([folder])["sections"][0]["arms"]
+    assert (arm["n"], arm["mean"], arm["best"]) == (0, None, None)
+    assert arm["runs"][0]["stopped"] == "not finished: 1 of 2 epochs"
+    (folder / "stopped.json").write_text('{"reason": "no sign flips"}')
+    [arm] = report_data([folder])["sections"][0]["arms"]
+    assert arm["runs"][0]["stopped"] == "no sign flips"
+
+
+def test_the_same_folders_give_the_same_bytes(study, tmp_path):
+    first, second = tmp_path / "a.html", tmp_path / "b.html"
+    size = write_report(report_data([study]), first)
+    write_report(report_data([study]), second)
+    assert first.read_bytes() == second.read_bytes()
+    assert len(first.read_bytes()) == size
+    assert "2031-05-06" in render(report_data([study], date="2031-05-06"))
+
+
+def test_what_is_embedded_cannot_leave_its_element(study_data):
+    text = render(study_data)
+    [inside] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert json.loads(inside) == study_data
+    assert text.count("</script>") == 2
+    assert "<img" not in text
+    for odd in ("<!--", "<script", "\u2029", "/*DATA*/", "/*SCRIPT*/", "\ud800"):
+        escaped = embedded({"label": odd})
+        assert json.loads(escaped) == {"label": odd}
+        assert not re.search("[<>&\u2028\u2029]", escaped)
+        assert escaped in render({"label": odd})
+
+
+def test_the_page_names_nothing_outside_itself(study_data):
+    text = render({**study_data, "sections": []})
+    assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write)\b", text)
+    assert not re.search(r"<(link|img|iframe)|src=|@import|url\((?!#)", text)
+
+
+def test_numbers_that_are_none(study, tmp_path):
+    folder = tmp_path / "study"
+    shutil.copytree(study, folder)
+    saved = json.loads((folder / "study.json").read_text())
+    saved["arms"][0].update(mean=math.nan, std=math.inf, best=None)
+    (folder / "study.json").write_text(json.dumps(saved))
+    data = report_data([folder])
+    assert data["sections"][0]["arms"][0]["mean"] is None
+    assert "NaN" not in embedded(data)
+
+
+def refused(*sources, **options):
+    with pytest.raises(ReportError) as caught:
+        report_data(list(sources), **options)
+    return str(caught.value)
+
+
+def test_what_is_neither_run_nor_study_is_refused_by_name(runs, tmp_path):
+    assert "no folder given" in refused()
+    assert str(tmp_path / "none") in refused(tmp_path / "none")
+    message = refused(runs / "digits-lns", tmp_path)
+    assert message.startswith(f"{tmp_path} is neither a study")
+    assert "no seed-N folder" in message
+    assert "is not a run" in refused(runs / "digits-lns", baseline=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "not a study's summary"),
+        ('{"recipe": {}, "rows": []}', "title: Field required; and 4 more"),
+        ('{"study": "s", "unflip": "1", "title": "t", "data": "d", "evaluated_on": "test", '
+         '"seeds": [0], "arms": [{"name": "a"}]}', "arms.0.label: Field required"),
+    ],
+)  # fmt: skip
+def test_a_broken_summary_is_named(tmp_path, text, named):
+    (tmp_path / "study.json").write_text(text)
+    message = refused(tmp_path)
+    assert message.startswith(str(tmp_path / "study.json"))
+    assert named in message
+
+
+def test_arms_of_one_name_or_from_nowhere_are_refused(study, tmp_path):
+    saved = json.loads((study / "study.json").read_text())
+    saved["arms"][1]["start"] = "nowhere"
+    (tmp_path / "study.json").write_text(json.dumps(saved))
+    assert "starts from 'nowhere'" in refused(tmp_path)
+    saved["arms"][1]["name"] = saved["arms"][0]["name"]
+    (tmp_path / "study.json").write_text(json.dumps(saved))
+    assert "two arms are called 'digits-dorefa'" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        ("recipe.json", "{}", "should hold a recipe and a seed"),
+        ("recipe.json", "nothing", "cannot be read as JSON"),
+        ("result.json", "{}", "should be a run's result"),
+        ("metrics.jsonl", '{"epoch": 1}\n{"ep\n{"epoch": 3}\n', "line 2"),
+    ],
+)
+def test_a_broken_file_of_a_run_is_named(runs, tmp_path, file, text, named):
+    folder = tmp_path / "seed-0"
+    shutil.copytree(runs / "digits-dorefa" / "seed-0", folder)
+    (folder / file).write_text(text)
+    message = refused(folder)
+    assert str(folder / file) in message
+    assert named in message
+
+
+def test_the_command(unflip, study, tmp_path):
+    out = tmp_path / "page.html"
+    done = unflip("report", study, "-o", out, "--filters", 1, "--title", "Mine")
+    assert done.code == 0, done.err
+    assert str(out) in done.out
+    assert '"title":"Mine"' in out.read_text()
+    failed = unflip("report", tmp_path, "-o", out)
+    assert failed.code == 1
+    assert failed.err.startswith(f"unflip: {tmp_path} is neither")

@@ -1,0 +1,264 @@
+"""The page in a real browser: what it shows, what a hand can do, on a desk and on a phone."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from unflip.report import report_data, write_report
+
+DESK, PHONE = (1280, 900), (390, 844)
+CHART = "document.querySelector('[data-curve={}] svg')"
+
+
+@pytest.fixture(scope="module")
+def report(study, tmp_path_factory):
+    """The page of the study, and its data."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    data = report_data([study])
+    write_report(data, path)
+    return path, json.loads(json.dumps(data))
+
+
+@pytest.fixture
+def desk(page, report):
+    page.open(report[0], *DESK)
+    return page
+
+
+@pytest.fixture
+def phone(page, report):
+    page.open(report[0], *PHONE)
+    return page
+
+
+def shown_numbers(page, within="document"):
+    """(text, place in the data, format) of every number."""
+    return page.js(
+        f"[...{within}.querySelectorAll('data')].map(d => [d.textContent, d.dataset.at, d.dataset.as])"
+    )
+
+
+def check(data, numbers):
+    """Each number is the data's, rounded as its format says."""
+    for text, place, style in numbers:
+        value = data
+        for key in place.split("."):
+            value = value[int(key) if isinstance(value, list) else key]
+        shown = float(text.replace("−", "-").replace(",", ""))
+        kind, digits = re.fullmatch(r"([a-z]+)(\d*)", style).groups()
+        if kind == "sig":
+            assert shown == pytest.approx(value, rel=0.51 * 10.0 ** (1 - int(digits))), place
+        else:
+            assert abs(shown - value) <= 0.501 * 10.0 ** -int(digits or 0), place
+
+
+def test_it_opens_without_errors_and_asks_for_nothing_else(page, report, tmp_path):
+    page.requests.clear()
+    for width, height in (DESK, PHONE):
+        for dark in (False, True):
+            page.open(report[0], width, height, dark)
+            page.screenshot(tmp_path / f"{width}-{dark}.png")
+    assert set(page.requests) == {report[0].as_uri()}
+    assert page.problems == []
+    assert page.js("document.title") == "A study of digits"
+
+
+def test_every_number_is_the_datas(desk, report):
+    numbers = shown_numbers(desk)
+    assert len(numbers) > 100
+    check(report[1], numbers)
+    # And nothing in a table is a number that was written otherwise.
+    others = desk.js(
+        "[...document.querySelectorAll('td')].map(td => { const c = td.cloneNode(true); "
+        "c.querySelectorAll('data, code').forEach(n => n.remove()); return c.textContent; })"
+    )
+    made_with = [f"torch {run['torch']}" for run in report[1]["sections"][0]["arms"][0]["runs"]]
+    for text in others:
+        assert not re.search(r"\d", text) or made_with[0] in text, text
+
+
+def test_tables_have_every_figure_of_the_study(desk, report):
+    [section] = report[1]["sections"]
+    places = {place for _, place, _ in shown_numbers(desk)}
+    for i, arm in enumerate(section["arms"]):
+        for field in ("n", "mean", "best", *(["std"] if arm["std"] is not None else [])):
+            assert f"sections.0.arms.{i}.{field}" in places
+        for k, run in enumerate(arm["runs"]):
+            assert (f"sections.0.arms.{i}.runs.{k}.accuracy" in places) == (not run["stopped"])
+    assert {f"sections.0.tests.0.{f}" for f in ("difference", "t", "df", "p")} <= places
+    commands = desk.js("[...document.querySelectorAll('.results code')].map(c => c.textContent)")
+    assert commands == [arm["command"] for arm in section["arms"]]
+    assert desk.js("document.querySelectorAll('.sweep-point').length") == 4
+    assert "the loss is not finite" in desk.js(
+        "[...document.querySelectorAll('.stopped')].map(s => s.textContent).join()"
+    )
+    recipes = desk.js("[...document.querySelectorAll('details pre')].map(p => p.textContent)")
+    assert recipes == [arm["yaml"] for arm in section["arms"]]
+
+
+def test_a_label_is_text(desk, report):
+    assert desk.js("document.querySelectorAll('main img, main b b').length") == 0
+    label = report[1]["sections"][0]["arms"][2]["label"]
+    assert label in desk.js("[...document.querySelectorAll('.toggle')].map(b => b.textContent)")
+
+
+def test_no_sideways_scrolling_on_a_phone(phone):
+    assert phone.js("innerWidth") == 390
+    assert phone.js("document.documentElement.scrollWidth") == 390
+    phone.js("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    phone.frame()
+    assert phone.js("document.documentElement.scrollWidth") == 390
+
+
+@pytest.mark.parametrize("curve", ["loss", "accuracy", "flips_percent"])
+def test_pointing_at_a_curve_shows_every_arms_values(desk, report, curve):
+    left, top, width, height = desk.place(CHART.format(curve))
+    desk.move(left + width - 15, top + height / 2)  # the last epoch
+    tip = f"document.querySelector('[data-curve={curve}] .tip')"
+    assert desk.js(f"{tip}.hidden") is False
+    assert desk.js(f"{tip}.querySelector('b').textContent") == "epoch 2"
+    numbers = shown_numbers(desk, tip)
+    check(report[1], numbers)
+    found = {place for _, place, _ in numbers}
+    for i, arm in enumerate(report[1]["sections"][0]["arms"]):
+        reached = len(arm["curves"]["epochs"]) == 2  # fine-tuning has one epoch
+        assert (f"sections.0.arms.{i}.curves.{curve}.mean.1" in found) == reached
+    desk.move(left - 20, top - 20)
+    assert desk.js(f"{tip}.hidden") is True
+
+
+def test_a_finger_shows_values_too(phone, report):
+    left, top, _, height = phone.place(CHART.format("accuracy"))
+    phone.tap(left + 50, top + height / 2)
+    phone.frame()
+    tip = "document.querySelector('[data-curve=accuracy] .tip')"
+    assert phone.js(f"{tip}.querySelector('b').textContent") == "epoch 1"
+    check(report[1], shown_numbers(phone, tip))
+    box = phone.js(f"(b => [b.left, b.right])({tip}.getBoundingClientRect())")
+    assert 0 <= box[0] < box[1] <= 390
+
+
+def test_arrow_keys_move_along_the_epochs(desk):
+    desk.js(f"{CHART.format('loss')}.focus()")
+    heading = "document.querySelector('[data-curve=loss] .tip b').textContent"
+    desk.key("Home")
+    assert desk.js(heading) == "epoch 1"
+    desk.key("ArrowRight")
+    assert desk.js(heading) == "epoch 2"
+    desk.key("Escape")
+    assert desk.js("document.querySelector('[data-curve=loss] .tip').hidden") is True
+
+
+def test_the_legend_hides_and_shows_lines(desk):
+    lines = "[...document.querySelectorAll('[data-curve=loss] .line')].map(l => +l.dataset.arm)"
+    everything = desk.js(lines)
+    assert len(everything) == 7
+    button = "document.querySelectorAll('.toggle')[1]"
+    desk.click(button)
+    assert desk.js(lines) == [i for i in everything if i != 1]
+    assert desk.js(f"{button}.getAttribute('aria-pressed')") == "false"
+    desk.click(button)
+    assert desk.js(lines) == everything
+    desk.js("document.querySelectorAll('.toggle').forEach(b => b.click())")
+    assert desk.js(lines) == []
+    assert desk.problems == []
+
+
+def test_scales_and_ranges_can_be_changed(desk):
+    drawn = "document.querySelector('[data-curve=loss] .line').getAttribute('d')"
+    linear = desk.js(drawn)
+    desk.click("document.querySelectorAll('[data-curve=loss] .switch button')[1]")
+    assert desk.js(drawn) != linear
+    assert "NaN" not in desk.js(drawn)
+    desk.click("document.querySelectorAll('.legend .switch button')[1]")
+    paths = desk.js("[...document.querySelectorAll('path, line')].map(p => p.outerHTML).join()")
+    assert "NaN" not in paths
+    assert "Infinity" not in paths
+
+
+def choose(page, name, index):
+    page.js(
+        f"(s => {{ s.value = {index}; s.dispatchEvent(new Event('change')); }})"
+        f"(document.querySelector('select[name={name}]'))"
+    )
+
+
+def test_pickers_change_the_filter_that_is_shown(desk, report):
+    entry = report[1]["sections"][0]["signs"][1]  # LNS comes first: it has f
+    arm = desk.js("document.querySelector('select[name=arm]').selectedOptions[0].textContent")
+    assert arm == report[1]["sections"][0]["arms"][2]["label"]
+    pictures = set()
+    for layer, filter_ in ((0, 0), (0, 3), (5, 3)):
+        choose(desk, "layer", layer)
+        choose(desk, "filter", filter_)
+        one = entry["kernels"]["layers"][layer]["filters"][filter_]
+        figures = desk.js("document.querySelectorAll('.panels figure').length")
+        assert figures == 5
+        cells = desk.js(
+            "document.querySelector('.panels figure').querySelectorAll('rect[data-cell]').length"
+        )
+        assert cells == len(one["w"])
+        last = "[...document.querySelectorAll('.panels figure')].at(-1)"
+        assert desk.js(f"{last}.querySelectorAll('.mark-dot').length") == one["changed"]
+        assert desk.js(f"{last}.querySelectorAll('.mark-ring').length") == one["off_sign"]
+        positive = (
+            f"[...{last}.querySelectorAll('rect[data-cell]')]"
+            ".map(r => r.style.fill.includes('--positive') ? '+' : '-').join('')"
+        )
+        assert desk.js(positive) == one["after"]
+        pictures.add(desk.js("document.querySelector('.panels').innerHTML"))
+    assert len(pictures) == 3
+    check(report[1], shown_numbers(desk))
+    choose(desk, "arm", 0)  # fine-tuning has no f
+    assert desk.js("document.querySelectorAll('.panels figure').length") == 4
+    check(report[1], shown_numbers(desk))
+
+
+def test_a_layers_name_chooses_it(desk):
+    desk.click("document.querySelectorAll('.layers button')[4]")
+    name = desk.js("document.querySelectorAll('.layers button')[4].textContent")
+    picked = "document.querySelector('select[name=layer]').selectedOptions[0].textContent"
+    assert desk.js(picked) == name
+    assert desk.js("document.querySelector('.layers .chosen').dataset.layer") == name
+
+
+def test_pointing_at_a_weight_reads_it_out(desk, report):
+    left, top, width, height = desk.place(
+        "document.querySelectorAll('.panels rect[data-cell=\"4\"]')[0]"
+    )
+    desk.move(left + width / 2, top + height / 2)
+    assert "row 2, column 2" in desk.js("document.querySelector('.readout').textContent")
+    numbers = shown_numbers(desk, "document.querySelector('.readout')")
+    assert len(numbers) == 3  # channel, W and f(W)
+    check(report[1], numbers)
+    desk.js("document.querySelector('.kernels').focus()")
+    desk.key("ArrowRight")
+    assert "row 2, column 3" in desk.js("document.querySelector('.readout').textContent")
+
+
+def test_the_sweep_has_values_too(desk, report):
+    left, top, width, height = desk.place("document.querySelector('.sweep svg')")
+    desk.move(left + width - 25, top + height / 2)
+    tip = "document.querySelector('.sweep .tip')"
+    assert desk.js(f"{tip}.querySelector('b').textContent") == "LNS, α = 10"
+    check(report[1], shown_numbers(desk, tip))
+
+
+def test_copying_a_command(desk, report):
+    desk.call("Browser.grantPermissions", permissions=["clipboardReadWrite"])
+    desk.click("document.querySelector('.copy')")
+    desk.wait("document.querySelector('.copy').textContent === 'copied'")
+
+
+def test_runs_without_checkpoints_say_so_in_place(page, study, tmp_path):
+    kept = tmp_path / "study"
+    shutil.copytree(study, kept, ignore=shutil.ignore_patterns("checkpoint-*"))
+    write_report(report_data([kept]), tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *PHONE)
+    notes = page.js("[...document.querySelectorAll('.note')].map(n => n.textContent).join('\\n')")
+    assert "only its metrics were kept" in notes
+    assert page.js("document.querySelectorAll('.panels').length") == 0
+    assert page.js("document.documentElement.scrollWidth") == 390
+    assert page.problems == []
