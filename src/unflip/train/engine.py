@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unflip import layers
 from unflip.layers import BinaryLayer, binary_layers
-from unflip.train import sign_conv
+from unflip.train import mapping, mapping_conv, sign_conv
 from unflip.train.learner import Learner
 
 
@@ -27,6 +27,7 @@ class Engine:
         # TF32 would round the mapping networks: bits in training would not be those that are frozen.
         torch.backends.cudnn.allow_tf32 = False
         self._fuse()
+        self._map_together()
         if compiled:
             self._compile()
         if captured:
@@ -59,6 +60,21 @@ class Engine:
             layers.fused_product = None
             warnings.warn(
                 f"training with cuDNN's convolutions, because ours failed: {_first_line(error)}",
+                stacklevel=3,
+            )
+
+    def _map_together(self) -> None:
+        """Use the kernels for LNS's mappings, if they work here and give what the plain ones do."""
+        mapping.kernels = False
+        if not mapping_conv.available():
+            return
+        try:
+            for learner in _one_of_each(self.learners):
+                mapping.check_kernels(learner.model)
+            mapping.kernels = True
+        except Exception as error:
+            warnings.warn(
+                f"mapping weights without our kernels, because they failed: {_first_line(error)}",
                 stacklevel=3,
             )
 

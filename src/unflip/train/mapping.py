@@ -2,7 +2,8 @@
 
 A step needs f(W) twice, for the layer's bits and for the auxiliary loss. And a network has a mapping for
 each layer: on a GPU that is hundreds of kernels too small to fill it. Layers whose weights have the same
-shape go through their mappings at once, each convolution as one batched matrix product.
+shape go through their mappings at once, each convolution as one batched matrix product. With :data:`kernels`, which
+the engine sets once it has compared the two, 3×3 layers of all shapes go through ``mapping_conv.py`` together.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
 from unflip.methods.mapping_network import FilterNorm, MappingNetwork
+from unflip.train import mapping_conv
+
+kernels = False  # whether to use those of mapping_conv
 
 
 @contextmanager
@@ -40,17 +44,31 @@ def shared_predictions(model: nn.Module) -> Iterator[None]:
 
 
 def _fill(mapped: Sequence[tuple[Tensor, MappedSign]]) -> None:
+    with torch.autocast("cuda", enabled=False):  # half precision could change a sign
+        for fused, group in _groups(mapped):
+            weights, binarizers = zip(*group, strict=True)
+            predict = mapping_conv.predict_fused if fused else predict_together
+            predictions = predict([b.mapping for b in binarizers], weights)
+            for binarizer, predicted in zip(binarizers, predictions, strict=True):
+                binarizer.shared = [predicted]
+
+
+def _groups(
+    mapped: Sequence[tuple[Tensor, MappedSign]],
+) -> list[tuple[bool, list[tuple[Tensor, MappedSign]]]]:
+    """Layers to be taken together, and whether by the kernels; those that are left out go alone."""
+    fused: list[tuple[Tensor, MappedSign]] = []
     groups: dict[tuple[int, ...], list[tuple[Tensor, MappedSign]]] = defaultdict(list)
     for weight, binarizer in mapped:
         convolution = binarizer.mapping.chunks == 1 and weight.dim() == 4
-        if convolution and binarizer.config.statistics == "filters":
+        if not convolution or binarizer.config.statistics != "filters":
+            continue
+        if kernels and mapping_conv.supports(binarizer.mapping, weight):
+            fused.append((weight, binarizer))
+        else:
             groups[tuple(weight.shape)].append((weight, binarizer))
-    with torch.autocast("cuda", enabled=False):  # half precision could change a sign
-        for group in groups.values():
-            weights, binarizers = zip(*group, strict=True)
-            predictions = predict_together([b.mapping for b in binarizers], weights)
-            for binarizer, predicted in zip(binarizers, predictions, strict=True):
-                binarizer.shared = [predicted]
+    together = [(False, group) for group in groups.values()]
+    return [(True, fused), *together] if fused else together
 
 
 def predict_together(
@@ -90,3 +108,50 @@ def _normalize(norms: Sequence[FilterNorm], x: Tensor) -> Tensor:
     scale = torch.stack([n.weight for n in norms])[:, None, None, None]
     shift = torch.stack([n.bias for n in norms])[:, None, None, None]
     return (x - mean) * torch.rsqrt(var + 1e-5) * scale + shift
+
+
+def check_kernels(model: nn.Module, forward: float = 3e-5, backward: float = 0.01) -> None:
+    """Compare the kernels with the plain path, in value and gradient; also tunes them before capture.
+
+    The value has to be that of float32: TF32 would be off by ten times ``forward``.
+    """
+    mapped = [
+        (name, layer.weight, layer.weight_binarizer.mapping)
+        for name, layer in binary_layers(model)
+        if isinstance(layer.weight_binarizer, MappedSign)
+        and mapping_conv.supports(layer.weight_binarizer.mapping, layer.weight)
+    ]
+    if not mapped:
+        return
+    names, weights, mappings = zip(*mapped, strict=True)
+    fused = _values_and_gradients(mapping_conv.predict_fused(mappings, weights), mappings, weights)
+    alone = [
+        predict_together([mapping], [weight])[0]
+        for mapping, weight in zip(mappings, weights, strict=True)
+    ]
+    plain = _values_and_gradients(alone, mappings, weights)
+    for name, found, expected in zip(names, fused, plain, strict=True):
+        for number, (a, b) in enumerate(zip(found, expected, strict=True)):
+            error, norm = (a - b).norm().item(), b.norm().item()
+            if not error <= (backward if number else forward) * norm:
+                what = f"gradient {number}" if number else "prediction"
+                raise RuntimeError(f"{what} of {name} is off by {error:.3g} (norm {norm:.3g})")
+
+
+def _values_and_gradients(
+    predictions: Sequence[Tensor], mappings: Sequence[MappingNetwork], weights: Sequence[Tensor]
+) -> list[list[Tensor]]:
+    """Of each layer: f(W), and the gradients of W and of the mapping's parameters for a fixed probe."""
+    leaves = [[w, *m.parameters()] for w, m in zip(weights, mappings, strict=True)]
+    generator = torch.Generator(weights[0].device).manual_seed(0)
+    probes = [
+        torch.randn(p.shape, dtype=p.dtype, device=p.device, generator=generator)
+        for p in predictions
+    ]
+    total = sum((p * probe).sum() for p, probe in zip(predictions, probes, strict=True))
+    assert isinstance(total, Tensor)
+    grads = list(torch.autograd.grad(total, [leaf for group in leaves for leaf in group]))
+    return [
+        [p.detach(), *(grads.pop(0) for _ in group)]
+        for p, group in zip(predictions, leaves, strict=True)
+    ]
