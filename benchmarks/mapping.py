@@ -1,6 +1,6 @@
 """What LNS's mapping networks cost in a training step of ResNet-20, by our kernels and by batched matrix products.
 
-    python benchmarks/mapping.py [--seeds 5] [--seconds 150] [--json FILE]
+    python benchmarks/mapping.py [--seeds 5] [--widths 16 32 64] [--seconds 150] [--json FILE]
 
 First the mappings alone: µs of f(W) and of f(W) with its gradients, both compiled, as the median of replays of a CUDA
 graph, after a comparison with float64. Then whole steps under the engine (compiled, CUDA graph, random images): LNS,
@@ -88,10 +88,10 @@ def errors(mapped: Mapped) -> tuple[float, float]:
     return values, gradients
 
 
-def time_mappings(model: nn.Module) -> dict[str, dict[str, float]]:
-    """µs for the layers of each stage's width and for all, forward and with the gradients."""
+def time_mappings(model: nn.Module, widths: Sequence[int]) -> dict[str, dict[str, float]]:
+    """µs for the layers of some widths and for all, forward and with the gradients."""
     rows = {}
-    for channels in (16, 32, 64, None):
+    for channels in (*widths, None):
         mapped = mapped_layers(model, channels)
         label = f"{len(mapped)} layers, c = {channels or '16, 32, 64'}"
         row: dict[str, float] = {}
@@ -230,6 +230,9 @@ def tuned(lines: dict[str, dict[tuple[Any, ...], str]]) -> Sequence[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--widths", type=int, nargs="*", default=[64], help="of 16, 32, 64: also time these alone"
+    )
     parser.add_argument("--seconds", type=float, default=150, help="start nothing new after this")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -251,7 +254,7 @@ def main() -> None:
     )
     print("\n".join(tuned(mapping_conv.tuned())))
     print("\nmappings alone, µs:", flush=True)
-    alone = time_mappings(model)
+    alone = time_mappings(model, options.widths)
     print(f"  each launch ({elapsed():.0f} s):")
     time_kernels(model)
     print(f"\nsteps of ResNet-20, batch 128 ({elapsed():.0f} s):", flush=True)

@@ -200,7 +200,7 @@ def test_a_nan_stays_in_its_layer_and_never_becomes_a_bit() -> None:
 @runs
 def test_the_same_bits_every_time_and_compiled() -> None:
     torch._dynamo.reset()
-    model = network(SMALL)
+    model = network(SMALL[:1])
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True, dynamic=False)
     once, again, traced = fused(model), fused(model), compiled(model)
     grads = [gradients(model, predictions) for predictions in (once, again, traced)]
@@ -214,6 +214,27 @@ def test_the_same_bits_every_time_and_compiled() -> None:
 
 
 @runs
+def test_a_traced_step_uses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one graph, and the gradients of all mappings are parts of one tensor: nothing is copied."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(mapping, "kernels", True)
+    model = network(SMALL)
+
+    def total(mapped: Any) -> Tensor:
+        mapping._fill(mapped)
+        values = [b.forward(w).square().sum() + b.auxiliary_loss(w) for w, b in mapped]
+        for _, binarizer in mapped:
+            binarizer.shared = None
+        return sum(values, torch.zeros((), device=DEVICE))
+
+    mapped = [(layer.weight, layer.weight_binarizer) for _, layer in binary_layers(model)]
+    torch.compile(total, backend="aot_eager", fullgraph=True, dynamic=False)(mapped).backward()
+    inner = [p for f in mappings(model) for p in f.parameters()]
+    assert len({p.grad.untyped_storage().data_ptr() for p in inner if p.grad is not None}) == 1
+    assert all(p.grad is not None and p.grad.stride() == p.stride() for p in inner)
+
+
+@runs
 def test_operators_keep_their_promises() -> None:
     """Schema, fake tensors (shape, strides, dtype), autograd registration."""
     model = network([(5, 3)])
@@ -223,6 +244,11 @@ def test_operators_keep_their_promises() -> None:
     torch.library.opcheck(
         torch.ops.unflip.mapping.default,
         (latent, parameters, [5], [3]),
+        test_utils=(*tests, "test_autograd_registration"),
+    )
+    torch.library.opcheck(
+        torch.ops.unflip.pack.default,
+        ([latent, parameters],),
         test_utils=(*tests, "test_autograd_registration"),
     )
     q, saved = torch.ops.unflip.mapping(latent.detach(), parameters.detach(), [5], [3])
