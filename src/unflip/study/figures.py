@@ -5,6 +5,7 @@ The same runs give the same bytes: no date, and no random names inside.
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,10 @@ CURVES = {
 
 
 def draw(study: Study, summary: dict[str, Any]) -> list[Path]:
-    """Every figure that the finished runs of the study can fill."""
+    """Every figure that the finished runs of the study can fill; none without matplotlib, which a machine that trains
+    need not have: the same command elsewhere draws them."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
     drawn = [_curves(study, name, summary["evaluated_on"]) for name in CURVES]
     if any(arm.x is not None for arm in study.arms):
         drawn.append(_sweep(study, summary))
