@@ -17,6 +17,8 @@ import unflip
 from unflip import methods
 from unflip.layers import BinaryLayer, BinaryLinear, binary_layers
 from unflip.methods.base import Method, register
+from unflip.packing import make_packed
+from unflip.packing.reference import evaluate
 
 every_method = pytest.mark.parametrize("method", methods.names())
 
@@ -449,3 +451,19 @@ def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match=r"method 'dorefa' is already registered by .*DoReFa"):
         register("dorefa")(methods.config_class("xnor"))
     assert methods.config_class("xnor").name == "xnor"
+
+
+@every_method
+def test_what_is_packed_is_the_network(method: str) -> None:
+    """The discrete form of inputs is stated, and is what the forward pass does."""
+    model = binary_net(method).eval()
+    for norm in (model.get_submodule(name) for name in "1358"):
+        assert isinstance(norm.running_mean, Tensor)
+        norm.running_mean.normal_()  # no sums of ±α that are 0 but for rounding, whose sign is anyone's
+    for _, layer in binary_layers(model):
+        code = layer.input_binarizer.code()
+        bits = layer.input_binarizer.bits
+        assert (32 if code is None else len(code.scales)) == bits
+    x = images()
+    packed = make_packed(model, x)  # compares both forms, and the network op by op
+    torch.testing.assert_close(evaluate(packed, x).flatten(1), model(x), rtol=1e-4, atol=1e-4)

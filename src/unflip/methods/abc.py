@@ -25,7 +25,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    least_float,
+    register,
+)
 from unflip.ste import sign, straight_through
 
 Scope = Literal["layer", "filter"]
@@ -94,6 +102,13 @@ class ShiftedInputs(InputBinarizer):
             clipped = (x + shift).clamp(0, 1)
             total = total + scale * straight_through(sign(clipped - 0.5), clipped)
         return total
+
+    def code(self) -> InputCode:
+        shifts, scales = self.shifts[:, None], self.scales.tolist()
+        steps = least_float(lambda x: (x + shifts).clamp(0, 1) - 0.5 >= 0, shifts)
+        return InputCode(
+            steps, tuple(2 * scale for scale in scales), -sum(scales), (False,) * len(scales)
+        )
 
 
 @register("abc")

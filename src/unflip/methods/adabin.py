@@ -25,7 +25,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    one_step_code,
+    register,
+)
 from unflip.ste import sign, straight_through
 
 
@@ -82,6 +90,9 @@ class AdaptiveInputs(InputBinarizer):
         c = z.clamp(-1, 1)
         binary = straight_through(sign(z), 2 * c - c * c.abs())
         return (alpha * binary + beta).to(x.dtype)
+
+    def code(self) -> InputCode:
+        return one_step_code(self)
 
 
 class PositiveSlopes(nn.Module):

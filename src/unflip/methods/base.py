@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -38,6 +39,59 @@ class BinaryWeight(NamedTuple):
         for scale, signs in zip(self.scales[1:], self.signs[1:], strict=True):
             total = total + scale * signs
         return total if self.offset is None else total + self.offset
+
+
+class InputCode(NamedTuple):
+    """Discrete inputs: value = offset + Σ_p scales[p] · plane[p], planes 0 or 1 (docs/format.md, ``quantize``)."""
+
+    thresholds: Tensor  # (steps, channels or 1), float32
+    scales: tuple[float, ...]  # one a plane
+    offset: float
+    strict: tuple[bool, ...] = (False,)  # whether step s is reached at x > t, or at x >= t
+    coding: Literal["planes", "levels"] = (
+        "planes"  # plane p is step p; or digit p of the steps reached
+    )
+    relative: bool = False  # thresholds are shares of the sample's mean |x|
+    k_map: bool = False  # ``output_scale`` is the mean |x| under the layer's kernel (XNOR-Net's K)
+
+
+def sign_code(thresholds: Tensor | None = None) -> InputCode:
+    """sign(x − threshold): +1 from the threshold on, −1 below; the threshold is 0 if none is given."""
+    return InputCode(torch.zeros(1, 1) if thresholds is None else thresholds, (2.0,), -1.0)
+
+
+@torch.no_grad()
+def one_step_code(binarizer: Callable[[Tensor], Tensor]) -> InputCode:
+    """The code of a function with one step, up or down, that is the same for all channels."""
+    largest = torch.finfo(torch.float32).max
+    low, high = (float(binarizer(torch.tensor([[x]]))) for x in (-largest, largest))
+    if low == high:
+        return InputCode(torch.zeros(1, 1), (0.0,), low)
+    step = least_float(lambda x: binarizer(x) == high, torch.zeros(1, 1))
+    return InputCode(step, (high - low,), low)
+
+
+@torch.no_grad()
+def least_float(reached: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """The least float32 at which ``reached``, False below and True above, is True; for each element of ``like``.
+
+    By bisection over all float32 numbers: where an expression such as β·x − b rounds, its step is not quite at b / β.
+    """
+    largest = int(torch.tensor(torch.finfo(torch.float32).max).view(torch.int32))
+    low = torch.full(like.shape, -largest, dtype=torch.int64)
+    high = torch.full(like.shape, largest, dtype=torch.int64)
+    for _ in range(33):
+        middle = torch.div(low + high, 2, rounding_mode="floor")
+        there = reached(_float_of_rank(middle))
+        low, high = torch.where(there, low, middle + 1), torch.where(there, middle, high)
+        low = torch.minimum(low, high)
+    return _float_of_rank(high)
+
+
+def _float_of_rank(rank: Tensor) -> Tensor:
+    """Numbers the float32 in their order, from 0 for 0."""
+    size = rank.abs().to(torch.int32).view(torch.float32)
+    return torch.where(rank < 0, -size, size)
 
 
 class WeightBinarizer(nn.Module):
@@ -79,6 +133,11 @@ class InputBinarizer(nn.Module):
     def deployed(self) -> InputBinarizer:
         """What a frozen layer keeps: the same function, without what only training needs."""
         return self
+
+    def code(self) -> InputCode | None:
+        """The discrete form of inputs in evaluation mode, which is what a packed network does. None: not
+        stated, or the input stays float (``bits`` is 32). Packing compares it with ``forward``."""
+        return None
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         """As of :class:`WeightBinarizer`."""

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.ste import sign, straight_through
 
 
@@ -34,6 +42,9 @@ class ApproxSign(InputBinarizer):
         c = x.clamp(-1, 1)
         # 2x + x² below zero, 2x − x² above: its derivative is 2 − 2|x| on [−1, 1], 0 outside
         return straight_through(sign(x), 2 * c - c * c.abs())
+
+    def code(self) -> InputCode:
+        return sign_code()
 
 
 @register("bireal")

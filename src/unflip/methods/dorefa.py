@@ -19,7 +19,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    least_float,
+    register,
+    sign_code,
+)
 from unflip.ste import sign, straight_through
 
 
@@ -44,12 +53,22 @@ class UnitInterval(InputBinarizer):
         clipped = x.clamp(0, 1)
         return straight_through(torch.round(clipped * n) / n, clipped)
 
+    def code(self) -> InputCode:
+        n = 2**self.bits - 1
+        below = torch.arange(n)[:, None]  # step j leads from j / n to (j + 1) / n
+        steps = least_float(lambda x: torch.round(x.clamp(0, 1) * n) > below, below)
+        scales = tuple(2**p / n for p in range(self.bits))
+        return InputCode(steps, scales, 0.0, (False,) * n, "levels")
+
 
 class PlusMinusOne(InputBinarizer):
     fused_as = "pm1"
 
     def forward(self, x: Tensor) -> Tensor:
         return straight_through(sign(x), x.clamp(-1, 1))
+
+    def code(self) -> InputCode:
+        return sign_code()
 
 
 @register("dorefa")

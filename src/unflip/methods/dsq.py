@@ -26,7 +26,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.ste import sign, straight_through
 
 ALPHA_RANGE = (0.001, 0.9)
@@ -88,6 +96,9 @@ class SoftStepInputs(InputBinarizer):
         # The gradients of l, u and α are sums over all of x: not in autocast's half precision.
         x = x.to(torch.promote_types(x.dtype, self.step.lower.dtype))
         return straight_through(sign(x - self.step.middle), self.step(x))
+
+    def code(self) -> InputCode:
+        return sign_code(self.step.middle.view(1, 1))
 
 
 @register("dsq")

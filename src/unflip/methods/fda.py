@@ -30,7 +30,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.ste import sign, straight_through
 
 REDUCTION = 64
@@ -129,6 +137,9 @@ class FourierInputs(InputBinarizer):
     def deployed(self) -> InputBinarizer:
         whole = self.fourier
         return FourierInputs(Fourier(whole.config, None, whole.terms), self.channels)
+
+    def code(self) -> InputCode:
+        return sign_code()
 
 
 @register("fda")

@@ -24,7 +24,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+)
 from unflip.ste import sign, straight_through
 
 STEP = 0.538
@@ -56,6 +63,10 @@ class HalfWave(InputBinarizer):
         if self.log_tail:
             soft = soft + torch.log1p((x - LARGEST).relu())
         return straight_through(STEP * steps, soft)
+
+    def code(self) -> InputCode:
+        steps = torch.tensor([[LEAST_POSITIVE], [1.5 * STEP], [2.5 * STEP]])
+        return InputCode(steps, (STEP, 2 * STEP), 0.0, (False, True, True), "levels")
 
 
 @register("hwgq")

@@ -26,7 +26,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.ste import sign, straight_through
 
 
@@ -86,6 +94,9 @@ class DecayingSign(InputBinarizer):
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.decay.start_epoch(epoch, epochs)
+
+    def code(self) -> InputCode:
+        return sign_code()
 
 
 @register("irnet")

@@ -29,7 +29,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.ste import sign, straight_through
 
 
@@ -61,6 +69,9 @@ class HardTanhSign(InputBinarizer):
 
     def forward(self, x: Tensor) -> Tensor:
         return straight_through(sign(x), x.clamp(-1, 1))
+
+    def code(self) -> InputCode:
+        return sign_code()
 
 
 @register("pcnn")

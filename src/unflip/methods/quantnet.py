@@ -33,7 +33,15 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    one_step_code,
+    register,
+)
 from unflip.ste import sign, straight_through
 
 STEEPEST = 2000.0
@@ -108,6 +116,9 @@ class SoftStepInputs(InputBinarizer):
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.temperature.start_epoch(epoch)
+
+    def code(self) -> InputCode:
+        return one_step_code(self)
 
 
 @register("quantnet")

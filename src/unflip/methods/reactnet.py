@@ -26,7 +26,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.methods.bireal import MagnitudeAwareSign
 from unflip.ste import sign, straight_through
 
@@ -48,6 +55,9 @@ class RSign(InputBinarizer):
         shifted = x + self.shift
         c = shifted.clamp(-1, 1)
         return straight_through(sign(shifted), 2 * c - c * c.abs())
+
+    def code(self) -> InputCode:
+        return sign_code(-self.shift.view(1, -1))
 
 
 class Shifts(nn.Module):

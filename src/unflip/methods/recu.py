@@ -25,7 +25,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.ste import sign, straight_through
 
 EPSILON = 1e-5
@@ -77,6 +85,9 @@ class ScaledApproxSign(InputBinarizer):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # squares leave float16's range
         variance = wide.var(self.sample, correction=0, keepdim=True)
         return (wide / torch.sqrt(variance + EPSILON)).to(x.dtype)
+
+    def code(self) -> InputCode:
+        return sign_code()
 
 
 @register("recu")

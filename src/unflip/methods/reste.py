@@ -23,7 +23,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.ste import sign, straight_through
 
 
@@ -75,6 +83,9 @@ class PowerSignInputs(InputBinarizer):
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.estimator.start_epoch(epoch, epochs)
+
+    def code(self) -> InputCode:
+        return sign_code()
 
 
 @register("reste")

@@ -18,9 +18,17 @@ default share, 0.5, is TBNv2's, which also has a scale of inputs, 2δ, and anoth
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+)
 from unflip.ste import sign, straight_through
 
 
@@ -45,6 +53,10 @@ class Ternary(InputBinarizer):
         delta = self.share * x.abs().mean(self.sample, keepdim=True)
         ternary = (x >= delta).to(x.dtype) - (x <= -delta).to(x.dtype)
         return straight_through(ternary, x.clamp(-1, 1))
+
+    def code(self) -> InputCode:
+        steps = torch.tensor([[-self.share], [self.share]])
+        return InputCode(steps, (1.0, 2.0), -1.0, (True, False), "levels", relative=True)
 
 
 @register("tbn")

@@ -20,7 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import (
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+    register,
+    sign_code,
+)
 from unflip.methods.bwn import FilterMeanSign
 from unflip.ste import sign, straight_through
 
@@ -62,6 +69,9 @@ class SignTimesK(InputBinarizer):
         else:
             k = F.conv2d(mean, box, None, layer.stride, layer.padding, layer.dilation, groups)
         return k.repeat_interleave(layer.out_channels // groups, -3)
+
+    def code(self) -> InputCode:
+        return sign_code()._replace(k_map=self.k_map)
 
 
 @register("xnor")

@@ -76,6 +76,11 @@ def read(path: str | os.PathLike[str]) -> Packed:
         raise PackedFileError(f"{path}: {error}") from None
 
 
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The checksum a file carries; :func:`read` verifies it."""
+    return _metadata(Path(path).read_bytes())["sha256"]
+
+
 def from_bytes(data: bytes) -> Packed:
     """The inverse of :func:`to_bytes`. The native loader checks far more: shapes, fields, values."""
     metadata = _metadata(data)

@@ -1,0 +1,247 @@
+"""Walks the traced nodes and makes the file's ops of them, running the model on the example beside it.
+
+The operations themselves are in ``ops`` and ``binary``; what a model does that they do not know is refused by name
+and place. What depends on parameters alone is computed here and now.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from unflip.packing.file import Array
+from unflip.packing.ir import CannotPack, Fields, Graph, Op, Shape, finite
+from unflip.packing.trace import BINARY_LAYER, Traced, module_path, place
+
+Handler = Callable[..., Any]  # (converter, result in torch, *the operation's arguments) -> Ref
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value of the graph, and what torch has for it on the example."""
+
+    value: int
+    tensor: Tensor
+
+
+class Converter:
+    """The graph so far, and what each node became: a Ref, a list of them, or a constant."""
+
+    def __init__(self, traced: Traced, example: Tensor, handlers: dict[str, Handler]) -> None:
+        self.traced = traced
+        self.handlers = handlers
+        self.ops: list[Op] = []
+        self.env: dict[fx.Node, Any] = {}
+        self.views: list[tuple[int, int]] = []  # values that share memory in torch
+        self.batch = len(example)
+        self.example = example
+        self.order = {node: number for number, node in enumerate(traced.nodes)}
+        self.node = traced.nodes[0]
+
+    def convert(self) -> tuple[Graph, Tensor]:
+        """The graph, and the model's output on the example."""
+        for node in self.traced.nodes:
+            self.node = node
+            if node.op == "output":
+                return self._output(node.args[0])
+            self.env[node] = self._value(node)
+        raise AssertionError("a traced graph ends with its output")
+
+    def _output(self, results: Any) -> tuple[Graph, Tensor]:
+        found = [self.env[r] if isinstance(r, fx.Node) else r for r in results]
+        if len(found) != 1:
+            raise CannotPack(f"the model has {len(found)} outputs; a packed network has one")
+        if not isinstance(found[0], Ref):
+            raise CannotPack("the model's output does not depend on its input")
+        return Graph(self.ops, found[0].value), found[0].tensor
+
+    def _value(self, node: fx.Node) -> Any:
+        if node is self.traced.input:
+            return Ref(0, self.example)
+        if node.op == "placeholder":
+            return self.traced.constants.get(node.name)
+        if node.op != "call_function":
+            raise self.refusal(f"{node.op} {node.target}", "packing knows functions only")
+        args: Any = fx.node.map_arg(node.args, self.env.__getitem__)
+        kwargs: Any = fx.node.map_arg(node.kwargs, self.env.__getitem__)
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        return self._call(node.target, list(args), dict(kwargs))
+
+    def _call(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        name = _name(target)
+        if name in _IGNORED:
+            return None
+        in_place = name.endswith("_") and not name.endswith("__")
+        computed = self._compute(target, args, kwargs, in_place)
+        if not _refs([args, kwargs]):
+            if torch.Tag.nondeterministic_seeded in target.tags:
+                raise self.refusal(f"aten.{name}", "it is random")
+            result = computed
+        else:
+            handler = self.handlers.get(name[:-1] if in_place else name)
+            if handler is None:
+                raise self.refusal(f"aten.{name}", "the runtime has no such op")
+            result = self.stamped(handler(self, computed, *args, **kwargs), computed)
+        if in_place:
+            self._rebind(args[0], result)
+        return result
+
+    def _compute(self, target: Any, args: list[Any], kwargs: dict[str, Any], in_place: bool) -> Any:
+        plain = torch.utils._pytree.tree_map(
+            lambda a: a.tensor if isinstance(a, Ref) else a, (args, kwargs)
+        )
+        if in_place:
+            plain[0][0] = plain[0][0].clone()
+        if target is BINARY_LAYER:
+            target = self._run_layer
+        with torch.no_grad():
+            return target(*plain[0], **plain[1])
+
+    def _run_layer(self, x: Tensor, number: int, *geometry: Any) -> Tensor:
+        return self.traced.layers[number](x)
+
+    def stamped(self, result: Any, computed: Any) -> Any:
+        """Say what torch has for the value that stands for the whole node."""
+        if not isinstance(result, Ref) or not isinstance(computed, Tensor):
+            return result
+        if computed.dtype != torch.float32:
+            raise self.refusal(self._target(), f"it makes {computed.dtype}; values are float32")
+        if result.value and self.ops[result.value - 1].value is None:
+            self.ops[result.value - 1].value = computed
+        return Ref(result.value, computed)
+
+    def _rebind(self, old: Any, new: Any) -> None:
+        """After ``x.relu_()`` every name of x means the new value."""
+        if isinstance(old, Ref):
+            shared = {b for pair in self.views for b in pair if old.value in pair} - {old.value}
+            if any(self._read_later(value) for value in shared):
+                raise self.refusal(
+                    self._target(),
+                    "it changes a tensor in place that another view of it still shows",
+                )
+        for node, value in self.env.items():
+            if value is old:
+                self.env[node] = new
+            elif isinstance(value, Ref) and isinstance(old, Ref) and value.value == old.value:
+                self.env[node] = Ref(new.value, new.tensor.reshape(value.tensor.shape))
+
+    def _read_later(self, value: int) -> bool:
+        now = self.order[self.node]
+        return any(
+            self.order[user] > now
+            for node, found in self.env.items()
+            if isinstance(found, Ref) and found.value == value
+            for user in node.users
+        )
+
+    # What the handlers use
+
+    def refusal(self, what: str, why: str) -> CannotPack:
+        return CannotPack(f"{what} at {place(self.node)}: {why}")
+
+    def _target(self) -> str:
+        return f"aten.{_name(self.node.target)}"
+
+    def refuse(self, why: str) -> CannotPack:
+        """An error about the current node."""
+        return self.refusal(self._target(), why)
+
+    def name(self) -> str:
+        return module_path(self.node) or self.node.name
+
+    def shape(self, tensor: Tensor) -> Shape:
+        """C × H × W of a batch of images or vectors."""
+        sizes = list(tensor.shape)
+        if len(sizes) < 2 or len(sizes) > 4 or sizes[0] != self.batch:
+            raise self.refuse(
+                f"it makes a tensor of shape {tuple(sizes)} of a batch of {self.batch}; values are images "
+                "(N, C, H, W) or vectors (N, F)"
+            )
+        if len(sizes) == 3 and sizes[2] != 1:
+            raise self.refuse(
+                f"it makes a tensor of shape {tuple(sizes)}; values have 2 or 4 dimensions"
+            )
+        c, h, w = (*sizes[1:], 1, 1)[:3]
+        return c, h, w
+
+    def emit(
+        self,
+        kind: str,
+        inputs: list[Ref],
+        out: Tensor | Shape,
+        value: Tensor | None = None,
+        **fields: Any,
+    ) -> Ref:
+        """A new op; ``out`` is its result in torch, or the shape of it."""
+        shape = self.shape(out) if isinstance(out, Tensor) else out
+        steps = fields.pop("steps", [])
+        read = [ref.value for ref in inputs]
+        self.ops.append(Op(kind, self.name(), read, fields, steps, shape, value))
+        return Ref(len(self.ops), out if isinstance(out, Tensor) else torch.empty(0))
+
+    def map(self, x: Ref, out: Tensor, *steps: Fields) -> Ref:
+        if x.tensor.shape != out.shape and x.tensor.numel():
+            raise self.refuse(
+                f"it makes {tuple(out.shape)} of {tuple(x.tensor.shape)}; broadcasting an input is not there"
+            )
+        return self.emit("map", [x], out, steps=list(steps))
+
+    def alias(self, x: Ref, out: Tensor) -> Ref:
+        return Ref(x.value, out)
+
+    def viewed(self, base: Ref, view: Ref) -> Ref:
+        self.views.append((base.value, view.value))
+        return view
+
+    def vector(self, constant: Any, x: Ref) -> Array:
+        """A constant operand as one number a channel (or one for all), in float64."""
+        tensor = torch.as_tensor(constant).detach().to(torch.float64)
+        channels, dims = x.tensor.shape[1], x.tensor.dim()
+        if tensor.dim() > dims:
+            raise self.refuse(f"its constant has shape {tuple(tensor.shape)}")
+        full = tensor.view(*[1] * (dims - tensor.dim()), *tensor.shape)
+        rows = full.movedim(1, 0).flatten(1)
+        if rows.numel() == 0 or not torch.equal(rows, rows[:, :1].expand_as(rows)):
+            raise self.refuse(
+                f"its constant of shape {tuple(tensor.shape)} differs from pixel to pixel; "
+                "one number a channel is there"
+            )
+        values = rows[:, 0].numpy()
+        if len(values) not in (1, channels):
+            raise self.refuse(f"its constant of shape {tuple(tensor.shape)} broadcasts the input")
+        if not finite(values):
+            raise self.refuse("its constant has NaN or infinity")
+        return values
+
+    def constant(self, value: Any, what: str) -> Any:
+        if isinstance(value, Ref):
+            raise self.refuse(f"its {what} depends on the input; the runtime has fixed ones")
+        return value
+
+
+def numbers(tensor: Tensor) -> Array:
+    return tensor.detach().to(torch.float64).numpy()
+
+
+def _refs(values: Any) -> list[Ref]:
+    return [v for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, Ref)]
+
+
+def _name(target: Any) -> str:
+    """ "conv2d" of aten.conv2d.default."""
+    schema = getattr(target, "_schema", None)
+    return schema.name.split("::")[-1] if schema is not None else str(target)
+
+
+_IGNORED = {
+    "_assert_tensor_metadata",
+    "_assert_async",
+    "_assert_scalar",
+    "sym_constrain_range_for_size",
+}

@@ -1,0 +1,74 @@
+"""From the graph to the file's content: JSON and named tensors."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from unflip.packing.file import Array, Packed
+from unflip.packing.ir import CannotPack, Fields, Graph, Shape, array_key
+
+MOST_OPS, LARGEST_SIZE, MOST_ELEMENTS = 100_000, 65_536, 2**28
+
+
+def emit(graph: Graph, shape: Shape, preprocess: Any, labels: list[str] | None) -> Packed:
+    """The packed network; tensors with one content are stored once."""
+    _check_limits(graph)
+    store = _Store()
+    ops = []
+    for number, op in enumerate(graph.ops):
+        fields: Fields = {"op": op.kind, "name": op.name, "inputs": op.inputs}
+        fields |= store.named(op.fields, str(number), op.name)
+        if op.kind in ("conv", "map"):
+            fields["steps"] = [
+                store.named(step, f"{number}.{place}", op.name)
+                for place, step in enumerate(op.steps)
+            ]
+        ops.append(fields)
+    content = {
+        "input": {"shape": list(shape), "preprocess": preprocess},
+        "ops": ops,
+        "output": graph.output,
+        "labels": labels,
+    }
+    return Packed(content, store.tensors)
+
+
+def _check_limits(graph: Graph) -> None:
+    """What a reader would refuse is not written."""
+    if len(graph.ops) > MOST_OPS:
+        raise CannotPack(f"the network has {len(graph.ops):,} ops; a file has at most {MOST_OPS:,}")
+    for op in graph.ops:
+        if max(op.shape) > LARGEST_SIZE or prod(op.shape) > MOST_ELEMENTS:
+            raise CannotPack(
+                f"{op.kind} {op.name!r} makes {' × '.join(map(str, op.shape))}; a size is at most {LARGEST_SIZE:,}, "
+                f"and a value has at most {MOST_ELEMENTS:,} elements"
+            )
+
+
+class _Store:
+    """The tensors so far."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Array] = {}
+        self.known: dict[Any, str] = {}
+
+    def named(self, fields: Fields, prefix: str, op: str) -> Fields:
+        """The fields with a tensor's name in place of each array."""
+        return {
+            key: self.add(value, f"{prefix}.{key}", op) if isinstance(value, np.ndarray) else value
+            for key, value in fields.items()
+        }
+
+    def add(self, array: Array, name: str, op: str) -> str:
+        if array.dtype != np.uint8:
+            array = array.astype("<f4")
+            if not np.isfinite(array).all():
+                raise CannotPack(f"{name.rpartition('.')[2]} of {op!r} has NaN or infinity")
+        key = array_key(array)
+        if key not in self.known:
+            self.known[key] = name
+            self.tensors[name] = np.ascontiguousarray(array)
+        return self.known[key]

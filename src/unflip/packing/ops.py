@@ -1,0 +1,542 @@
+"""One function for each operation that torch has and the format knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unflip.packing.binary import binary_layer
+from unflip.packing.convert import Converter, Handler, Ref, numbers
+from unflip.packing.file import Array
+from unflip.packing.ir import Fields, affine, clamp, conv_fields, finite, prelu
+
+HANDLERS: dict[str, Handler] = {"binary_layer": binary_layer}
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Decorator: what is called for the operations of these names."""
+
+    def add(function: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+# Products and norms
+
+
+@handles("conv2d")
+def conv2d(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Ref:
+    weight = c.constant(weight, "weight")
+    dilation, kernel = _pair(dilation), weight.shape[2:]
+    if isinstance(padding, str):
+        total = [
+            d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
+        ]
+        sides = [total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2]
+    else:
+        sides = _pair(padding) * 2
+    fields = conv_fields(weight.shape, _pair(stride), sides, dilation, groups)
+    return _with_bias(c, out, [x], fields, weight, bias)
+
+
+@handles("linear")
+def linear(c: Converter, out: Tensor, x: Ref, weight: Any, bias: Any = None) -> Ref:
+    weight = c.constant(weight, "weight")
+    if x.tensor.dim() != 2:
+        raise c.refuse(
+            f"its input has shape {tuple(x.tensor.shape)}; linear layers see vectors (N, F)"
+        )
+    fields = conv_fields([*weight.shape, 1, 1])
+    return _with_bias(c, out, [x], fields, weight[:, :, None, None], bias)
+
+
+@handles("matmul", "mm")
+def matmul(c: Converter, out: Tensor, x: Any, weight: Any) -> Ref:
+    if not isinstance(x, Ref) or isinstance(weight, Ref) or weight.dim() != 2:
+        raise c.refuse("only a vector times a constant matrix is there")
+    return linear(c, out, x, weight.T)
+
+
+def _with_bias(
+    c: Converter, out: Tensor, x: list[Ref], fields: Fields, weight: Tensor, bias: Any
+) -> Ref:
+    array = weight.detach().to(torch.float32).contiguous().numpy()
+    result = c.emit("conv", x, out, **fields, weight=array)
+    bias = c.constant(bias, "bias")
+    return result if bias is None else c.map(result, out, affine(None, numbers(bias)))
+
+
+@handles("batch_norm")
+def batch_norm(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool = False,
+) -> Ref:
+    if training or mean is None:
+        raise c.refuse(
+            "it takes mean and variance of the batch; only running statistics can be packed"
+        )
+    scale = 1 / np.sqrt(numbers(var) + eps)
+    scale = scale if weight is None else scale * numbers(weight)
+    shift = -numbers(mean) * scale
+    shift = shift if bias is None else shift + numbers(bias)
+    if not finite(scale, shift):
+        raise c.refuse("its parameters or statistics have NaN or infinity")
+    return c.map(x, out, affine(scale, shift))
+
+
+# Element by element
+
+
+@handles("relu")
+def relu(c: Converter, out: Tensor, x: Ref) -> Ref:
+    return c.map(x, out, clamp(0.0, None))
+
+
+@handles("relu6")
+def relu6(c: Converter, out: Tensor, x: Ref) -> Ref:
+    return c.map(x, out, clamp(0.0, 6.0))
+
+
+@handles("hardtanh")
+def hardtanh(c: Converter, out: Tensor, x: Ref, low: float = -1.0, high: float = 1.0) -> Ref:
+    return c.map(x, out, clamp(float(low), float(high)))
+
+
+@handles("clamp", "clip")
+def clamp_(c: Converter, out: Tensor, x: Ref, min: Any = None, max: Any = None) -> Ref:
+    return c.map(x, out, clamp(_bound(c, min), _bound(c, max)))
+
+
+@handles("clamp_min")
+def clamp_min(c: Converter, out: Tensor, x: Ref, min: Any) -> Ref:
+    return c.map(x, out, clamp(_bound(c, min), None))
+
+
+@handles("clamp_max")
+def clamp_max(c: Converter, out: Tensor, x: Ref, max: Any) -> Ref:
+    return c.map(x, out, clamp(None, _bound(c, max)))
+
+
+def _bound(c: Converter, bound: Any) -> float | None:
+    bound = c.constant(bound, "bound")
+    if isinstance(bound, Tensor) and bound.numel() != 1:
+        raise c.refuse("its bound is a tensor; one number is there")
+    return None if bound is None else float(bound)
+
+
+@handles("prelu")
+def prelu_(c: Converter, out: Tensor, x: Ref, weight: Any) -> Ref:
+    return c.map(x, out, prelu(numbers(c.constant(weight, "slope").flatten())))
+
+
+@handles("leaky_relu")
+def leaky_relu(c: Converter, out: Tensor, x: Ref, slope: float = 0.01) -> Ref:
+    return c.map(x, out, prelu(np.array([float(slope)])))
+
+
+@handles("abs")
+def abs_(c: Converter, out: Tensor, x: Ref) -> Ref:
+    return c.map(x, out, prelu(np.array([-1.0])))
+
+
+@handles("neg")
+def neg(c: Converter, out: Tensor, x: Ref) -> Ref:
+    return c.map(x, out, affine(np.array([-1.0]), None))
+
+
+@handles("hardsigmoid")
+def hardsigmoid(c: Converter, out: Tensor, x: Ref) -> Ref:
+    return c.map(x, out, affine(np.array([1 / 6]), np.array([0.5])), clamp(0.0, 1.0))
+
+
+@handles("hardswish")
+def hardswish(c: Converter, out: Tensor, x: Ref) -> Ref:
+    return c.map(x, out, {"step": "mul", "value": hardsigmoid(c, out, x).value})
+
+
+@handles("square")
+def square(c: Converter, out: Tensor, x: Ref) -> Ref:
+    return c.map(x, out, {"step": "mul", "value": x.value})
+
+
+@handles("pow")
+def pow_(c: Converter, out: Tensor, x: Any, exponent: Any) -> Ref:
+    if not isinstance(x, Ref) or exponent != 2:
+        raise c.refuse("only squares are there")
+    return square(c, out, x)
+
+
+@handles("add")
+def add(c: Converter, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Ref:
+    if alpha != 1:
+        b = (
+            c.map(b, b.tensor, affine(np.array([float(alpha)]), None))
+            if isinstance(b, Ref)
+            else b * alpha
+        )
+    if isinstance(a, Ref) and isinstance(b, Ref):
+        return _two_slopes(c, out, a, b, 1.0) or _sum(c, out, a, b)
+    x, constant = (a, b) if isinstance(a, Ref) else (b, a)
+    return c.map(x, out, affine(None, c.vector(constant, x)))
+
+
+@handles("sub")
+def sub(c: Converter, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Ref:
+    if isinstance(a, Ref) and isinstance(b, Ref) and alpha == 1:
+        slopes = _two_slopes(c, out, a, b, -1.0)
+        if slopes is not None:
+            return slopes
+    return add(c, out, a, b, alpha=-alpha)
+
+
+@handles("rsub")
+def rsub(c: Converter, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Ref:
+    return add(c, out, b, a, alpha=-alpha)
+
+
+def _sum(c: Converter, out: Tensor, a: Ref, b: Ref) -> Ref:
+    if a.tensor.shape != b.tensor.shape:
+        raise c.refuse(
+            f"it adds {tuple(a.tensor.shape)} and {tuple(b.tensor.shape)}; both should have one shape"
+        )
+    return c.map(a, out, {"step": "add", "value": b.value})
+
+
+@handles("mul")
+def mul(c: Converter, out: Tensor, a: Any, b: Any) -> Ref:
+    if isinstance(a, Ref) and isinstance(b, Ref):
+        return _product(c, out, a, b)
+    x, constant = (a, b) if isinstance(a, Ref) else (b, a)
+    return c.map(x, out, affine(c.vector(constant, x), None))
+
+
+def _product(c: Converter, out: Tensor, a: Ref, b: Ref) -> Ref:
+    x, factor = (a, b) if a.tensor.shape == out.shape else (b, a)
+    (channels, height, width), (g, h, w) = c.shape(x.tensor), c.shape(factor.tensor)
+    fits = (h, w) == (height, width) or (g, h, w) == (channels, 1, 1)
+    if x.tensor.dim() != factor.tensor.dim() or x.tensor.shape != out.shape or not fits:
+        raise c.refuse(f"it multiplies {tuple(a.tensor.shape)} with {tuple(b.tensor.shape)}")
+    return c.map(x, out, {"step": "mul", "value": factor.value})
+
+
+@handles("div")
+def div(c: Converter, out: Tensor, a: Any, b: Any, rounding_mode: str | None = None) -> Ref:
+    if not isinstance(a, Ref) or isinstance(b, Ref) or rounding_mode is not None:
+        raise c.refuse("only division by a constant is there")
+    with np.errstate(divide="ignore"):
+        return mul(c, out, a, torch.from_numpy(1 / c.vector(b, a)))
+
+
+def _two_slopes(c: Converter, out: Tensor, a: Ref, b: Ref, side: float) -> Ref | None:
+    """p · relu(x) ± n · relu(−x), as AdaBin's Maxout writes it: a PReLU of slope ∓n / p, times p."""
+    up, down = _ramp(c, a.value, negated=False), _ramp(c, b.value, negated=True)
+    if up is None or down is None or up[0] != down[0]:
+        return None
+    positive, negative = up[1], -side * down[1]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        slope = negative / positive
+    if not finite(slope):
+        return None
+    base = Ref(up[0], out)
+    return c.map(base, out, prelu(slope), affine(positive * np.ones_like(slope), None))
+
+
+def _ramp(c: Converter, value: int, negated: bool) -> tuple[int, Array] | None:
+    """(x, s) if the value is s · relu(x), or s · relu(−x)."""
+
+    def step_of(kind: str) -> Fields | None:
+        op = c.ops[value - 1] if value else None
+        found = (
+            op.kind == "map" and len(op.steps) == 1 and op.steps[0]["step"] == kind if op else False
+        )
+        return op.steps[0] if op and found else None
+
+    scale = np.ones(1)
+    last = step_of("affine")
+    if last is not None and "shift" not in last:
+        scale, value = last["scale"], c.ops[value - 1].inputs[0]
+    if step_of("clamp") != clamp(0.0, None):
+        return None
+    value = c.ops[value - 1].inputs[0]
+    if negated:
+        first = step_of("affine")
+        if first is None or "shift" in first or not (first["scale"] == -1).all():
+            return None
+        value = c.ops[value - 1].inputs[0]
+    return value, scale
+
+
+# Pools
+
+
+@handles("max_pool2d")
+def max_pool2d(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
+) -> Ref:
+    if _pair(dilation) != [1, 1]:
+        raise c.refuse(f"dilation={dilation}; the runtime's max pool has none")
+    kernel = _pair(kernel)
+    fields = {
+        "kernel": kernel,
+        "stride": _pair(stride) if stride else kernel,
+        "padding": _pair(padding),
+    }
+    return c.emit("max_pool", [x], out, **fields, ceil=bool(ceil))
+
+
+@handles("avg_pool2d")
+def avg_pool2d(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil: bool = False,
+    count_padding: bool = True,
+    divisor: int | None = None,
+) -> Ref:
+    if divisor is not None:
+        raise c.refuse(f"divisor_override={divisor} is not there")
+    kernel = _pair(kernel)
+    fields = {
+        "kernel": kernel,
+        "stride": _pair(stride) if stride else kernel,
+        "padding": _pair(padding),
+    }
+    return c.emit(
+        "avg_pool", [x], out, **fields, ceil=bool(ceil), count_padding=bool(count_padding)
+    )
+
+
+@handles("adaptive_avg_pool2d")
+def adaptive_avg_pool2d(c: Converter, out: Tensor, x: Ref, size: Any) -> Ref:
+    if tuple(out.shape[2:]) == (1, 1):
+        return c.emit("mean", [x], out)
+    window = _windows(c, x, out)
+    return avg_pool2d(c, out, x, window)
+
+
+@handles("adaptive_max_pool2d")
+def adaptive_max_pool2d(c: Converter, out: tuple[Tensor, Tensor], x: Ref, size: Any) -> list[Any]:
+    window = _windows(c, x, out[0])
+    return [c.stamped(max_pool2d(c, out[0], x, window), out[0]), None]
+
+
+def _windows(c: Converter, x: Ref, out: Tensor) -> list[int]:
+    inside, outside = x.tensor.shape[2:], out.shape[2:]
+    if any(i % o for i, o in zip(inside, outside, strict=True)):
+        raise c.refuse(
+            f"it makes {tuple(outside)} of {tuple(inside)} pixels with windows of several sizes; "
+            "a whole number of pixels each is there"
+        )
+    return [i // o for i, o in zip(inside, outside, strict=True)]
+
+
+@handles("mean")
+def mean(
+    c: Converter, out: Tensor, x: Ref, dims: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Ref:
+    if x.tensor.dim() != 4 or _dims(x, dims) != [2, 3]:
+        raise c.refuse(f"a mean over dimensions {dims}; over all pixels, (2, 3), is there")
+    return c.emit("mean", [x], out)
+
+
+@handles("amax")
+def amax(c: Converter, out: Tensor, x: Ref, dims: Any = (), keepdim: bool = False) -> Ref:
+    if x.tensor.dim() != 4 or _dims(x, dims) != [2, 3]:
+        raise c.refuse(f"a maximum over dimensions {dims}; over all pixels, (2, 3), is there")
+    return max_pool2d(c, out, x, list(x.tensor.shape[2:]))
+
+
+@handles("softmax", "_softmax")
+def softmax(c: Converter, out: Tensor, x: Ref, dim: int, *rest: Any) -> Ref:
+    if _dims(x, [dim]) != [1]:
+        raise c.refuse(f"over dimension {dim}; over the channels, 1, is there")
+    return c.emit("softmax", [x], out)
+
+
+# Shapes
+
+
+@handles("view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "unflatten")
+def reshape(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+    if len(out) != c.batch:
+        raise c.refuse(
+            f"it makes {tuple(out.shape)} of a batch of {c.batch}: images of a batch are mixed"
+        )
+    before = c.shape(x.tensor)
+    after = (*out.shape[1:], 1, 1)
+    if before == after[:3] and all(size == 1 for size in after[3:]):
+        return c.alias(x, out)
+    if after == (before[0] * before[1] * before[2], *[1] * (len(after) - 1)):
+        return c.viewed(x, c.emit("flatten", [x], out))
+    raise c.refuse(
+        f"it makes {tuple(out.shape)} of {tuple(x.tensor.shape)}; flattening an image to a vector is there"
+    )
+
+
+@handles("slice")
+def slice_(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Ref:
+    if out.shape == x.tensor.shape:
+        return c.alias(x, out)
+    [dim] = _dims(x, [dim])
+    if dim == 0 or out.numel() == 0:
+        raise c.refuse("it takes a part of the batch" if dim == 0 else "it takes nothing")
+    first, size = int(start or 0), x.tensor.shape[dim]
+    return _sliced(c, x, out, dim, max(0, first + size if first < 0 else first), int(step))
+
+
+def _sliced(c: Converter, x: Ref, out: Tensor, dim: int, first: int, step: int) -> Ref:
+    """A slice of a slice is one slice of what that was of."""
+    base, start, steps = x.value, [0, 0, 0], [1, 1, 1]
+    if x.value and c.ops[x.value - 1].kind == "slice":
+        inner = c.ops[x.value - 1]
+        base, start, steps = (
+            inner.inputs[0],
+            list(inner.fields["start"]),
+            list(inner.fields["step"]),
+        )
+    start[dim - 1] += first * steps[dim - 1]
+    steps[dim - 1] *= step
+    stop = [s + (n - 1) * k + 1 for s, n, k in zip(start, c.shape(out), steps, strict=True)]
+    sliced = c.emit("slice", [Ref(base, out)], out, start=start, stop=stop, step=steps)
+    return c.viewed(Ref(base, out), c.viewed(x, sliced))
+
+
+@handles("narrow")
+def narrow(c: Converter, out: Tensor, x: Ref, dim: int, start: int, length: int) -> Ref:
+    return slice_(c, out, x, dim, start, start + length)
+
+
+@handles("chunk", "split", "split_with_sizes")
+def split(c: Converter, out: Any, x: Ref, sizes: Any, dim: int = 0) -> list[Ref]:
+    parts, at = [], 0
+    [dim] = _dims(x, [dim])
+    for part in out:
+        ref = slice_(c, part, x, dim, at, at + part.shape[dim])
+        parts.append(c.stamped(ref, part))
+        at += part.shape[dim]
+    return parts
+
+
+@handles("pad", "constant_pad_nd")
+def pad(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    sides: Any,
+    mode: Any = "constant",
+    value: float | None = None,
+) -> Ref:
+    if not isinstance(mode, str):
+        mode, value = "constant", mode  # constant_pad_nd has the value in this place
+    if mode != "constant" or value not in (None, 0):
+        what = f"mode={mode!r}" if mode != "constant" else f"value={value}"
+        raise c.refuse(f"{what}; the runtime pads with zeros only")
+    dims = x.tensor.dim()
+    before, after = [0, 0, 0], [0, 0, 0]
+    for place_, (low, high) in enumerate(zip(sides[::2], sides[1::2], strict=True)):
+        dim = dims - 1 - place_
+        if low < 0 or high < 0 or (dim == 0 and (low or high)):
+            raise c.refuse(
+                f"padding {list(sides)}; the runtime adds zeros to channels, height and width"
+            )
+        if dim:
+            before[dim - 1], after[dim - 1] = int(low), int(high)
+    return c.emit("pad", [x], out, before=before, after=after)
+
+
+@handles("cat", "concat", "concatenate")
+def cat(c: Converter, out: Tensor, parts: list[Any], dim: int = 0) -> Ref:
+    if dim % out.dim() != 1:
+        raise c.refuse(f"along dimension {dim}; along the channels, 1, is there")
+    whole = list(parts)
+    zeros = [0, 0]
+    for side, end in ((0, 0), (1, -1)):
+        while whole and isinstance(whole[end], Tensor) and not whole[end].any():
+            zeros[side] += whole.pop(end).shape[1]
+    if not whole or any(not isinstance(part, Ref) for part in whole):
+        raise c.refuse("one of its parts is a constant that is not zero")
+    if len(whole) == len(parts):
+        return c.emit("concat", whole, out)
+    channels, height, width = c.shape(out)
+    inner = whole[0]
+    if len(whole) > 1:
+        inner = c.emit("concat", whole, (channels - sum(zeros), height, width))
+    return c.emit("pad", [inner], out, before=[zeros[0], 0, 0], after=[zeros[1], 0, 0])
+
+
+# Nothing at all
+
+
+@handles("clone", "lift_fresh_copy")
+def copied(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+    """A value of its own, which an operation in place may change without changing x."""
+    return c.map(x, out)
+
+
+@handles("detach", "alias", "contiguous")
+def same(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+    return c.alias(x, out)
+
+
+@handles("to", "_to_copy", "type_as")
+def to(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+    return c.alias(x, out)
+
+
+@handles("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+def dropout(c: Converter, out: Tensor, x: Ref, p: float, train: bool) -> Ref:
+    if train and p > 0:
+        raise c.refuse("it drops values at random even in evaluation mode (training=True)")
+    return c.alias(x, out)
+
+
+def _pair(value: Any) -> list[int]:
+    values = [int(v) for v in value] if isinstance(value, list | tuple) else [int(value)]
+    return values if len(values) == 2 else values * 2
+
+
+def _dims(x: Ref, dims: Any) -> list[int]:
+    return sorted(int(d) % x.tensor.dim() for d in dims or ())

@@ -1,0 +1,186 @@
+"""Runs a packed network plainly, op by op as docs/format.md has them: what fast runtimes are compared with.
+
+Values are float32. Sums of convolutions and means are taken in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unflip.packing.file import Array, Packed
+
+Fields = dict[str, Any]
+
+
+def evaluate(packed: Packed, x: Tensor) -> Tensor:
+    """The network's output, N × C × H × W, for a batch of inputs (vectors may be N × F)."""
+    return evaluate_all(packed, x)[packed.graph["output"]]
+
+
+def evaluate_all(packed: Packed, x: Tensor) -> list[Tensor]:
+    """Every value of the graph; a code is the float value it stands for."""
+    values = [x.to(torch.float32).reshape(len(x), *packed.graph["input"]["shape"])]
+    for op in packed.graph["ops"]:
+        values.append(run_op(op, packed.tensors, values))
+    return values
+
+
+def run_op(op: Fields, tensors: dict[str, Array], values: list[Tensor]) -> Tensor:
+    """One op's value, given those before it."""
+    inputs = [values[i] for i in op["inputs"]]
+    return _OPS[op["op"]](op, _Tensors(tensors), inputs, values)
+
+
+class _Tensors:
+    """The file's tensors as torch's."""
+
+    def __init__(self, arrays: dict[str, Array]) -> None:
+        self.arrays = arrays
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.from_numpy(np.array(self.arrays[name]))
+
+
+def _channels(vector: Tensor) -> Tensor:
+    return vector.view(1, -1, 1, 1)
+
+
+def quantize(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    """Counts or collects the steps reached, then weighs the bit planes."""
+    x = inputs[0]
+    reached = []
+    for threshold, strict in zip(tensors[op["thresholds"]], op["strict"], strict=True):
+        t = _channels(threshold)
+        if len(inputs) == 2:
+            t = t * inputs[1]
+        reached.append(x > t if strict else x >= t)
+    planes = reached
+    if op["coding"] == "levels":
+        level = torch.stack(reached).sum(0)
+        planes = [(level >> p) & 1 for p in range(len(op["scales"]))]
+    code = torch.full(x.shape, op["offset"], dtype=torch.float64)
+    for scale, plane in zip(op["scales"], planes, strict=True):
+        code += scale * plane.to(torch.float64)
+    return code.to(torch.float32)
+
+
+def conv_weight(op: Fields, tensors: dict[str, Array]) -> Tensor:
+    """The weight of a conv op, written out in float64."""
+    own = _Tensors(tensors)
+    if "weight" in op:
+        return own[op["weight"]].double()
+    scales, shape = own[op["scales"]].double(), op["shape"]
+    bases, filters = len(scales), shape[0]
+    bits = np.unpackbits(tensors[op["bits"]], bitorder="little")[: bases * int(np.prod(shape))]
+    signs = torch.from_numpy(bits.astype(np.float64) * 2 - 1).view(bases, *shape)
+    weight = (scales.expand(bases, filters)[:, :, None, None, None] * signs).sum(0)
+    if "offset" in op:
+        weight = weight + own[op["offset"]].double().view(-1, 1, 1, 1)
+    return weight
+
+
+def conv(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    top, left, bottom, right = op["padding"]
+    x = F.pad(inputs[0].double(), (left, right, top, bottom))
+    weight = conv_weight(op, tensors.arrays)
+    y = F.conv2d(x, weight, None, op["stride"], 0, op["dilation"], op["groups"])
+    return apply_steps(op["steps"], tensors, y.to(torch.float32), values)
+
+
+def map_steps(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    return apply_steps(op["steps"], tensors, inputs[0], values)
+
+
+def apply_steps(steps: list[Fields], tensors: _Tensors, x: Tensor, values: list[Tensor]) -> Tensor:
+    """Each step in float32."""
+    for step in steps:
+        kind = step["step"]
+        if kind == "affine":
+            x = x * _channels(tensors[step["scale"]]) if "scale" in step else x
+            x = x + _channels(tensors[step["shift"]]) if "shift" in step else x
+        elif kind == "prelu":
+            x = torch.where(x >= 0, x, _channels(tensors[step["slope"]]) * x)
+        elif kind == "clamp":
+            x = x if step["low"] is None else x.clamp(min=step["low"])
+            x = x if step["high"] is None else x.clamp(max=step["high"])
+        elif kind == "add":
+            x = x + values[step["value"]]
+        else:
+            x = x * _spread(values[step["value"]], x.shape[1])
+    return x
+
+
+def _spread(factor: Tensor, channels: int) -> Tensor:
+    """Channel k of a factor goes with the k-th run of channels."""
+    return factor.repeat_interleave(channels // factor.shape[1], 1)
+
+
+def max_pool(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    return F.max_pool2d(inputs[0], op["kernel"], op["stride"], op["padding"], ceil_mode=op["ceil"])
+
+
+def avg_pool(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    y = F.avg_pool2d(
+        inputs[0].double(),
+        op["kernel"],
+        op["stride"],
+        op["padding"],
+        op["ceil"],
+        op["count_padding"],
+    )
+    return y.to(torch.float32)
+
+
+def mean(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    return inputs[0].double().mean((2, 3), keepdim=True).to(torch.float32)
+
+
+def mean_abs(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    size = inputs[0].double().abs()
+    if op["over"] == "sample":
+        return size.mean((1, 2, 3), keepdim=True).to(torch.float32)
+    return size.unflatten(1, (op["groups"], -1)).mean(2).to(torch.float32)
+
+
+def concat(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    return torch.cat(inputs, 1)
+
+
+def slice_(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    c, h, w = map(slice, op["start"], op["stop"], op["step"])
+    return inputs[0][:, c, h, w]
+
+
+def pad(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    (c0, h0, w0), (c1, h1, w1) = op["before"], op["after"]
+    return F.pad(inputs[0], (w0, w1, h0, h1, c0, c1))
+
+
+def flatten(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    return inputs[0].flatten(1)[:, :, None, None]
+
+
+def softmax(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    return inputs[0].double().softmax(1).to(torch.float32)
+
+
+_OPS: dict[str, Callable[[Fields, _Tensors, list[Tensor], list[Tensor]], Tensor]] = {
+    "quantize": quantize,
+    "conv": conv,
+    "map": map_steps,
+    "max_pool": max_pool,
+    "avg_pool": avg_pool,
+    "mean": mean,
+    "mean_abs": mean_abs,
+    "concat": concat,
+    "slice": slice_,
+    "pad": pad,
+    "flatten": flatten,
+    "softmax": softmax,
+}

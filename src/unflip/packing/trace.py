@@ -1,0 +1,155 @@
+"""From a frozen model to torch.export's graph, in which every binary layer is one node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from unflip.freeze import FrozenConv2d, FrozenLayer
+from unflip.packing.ir import CannotPack
+
+# What a binary layer is in the traced graph: its number, and what its output's shape follows from.
+torch.library.define(
+    "unflip::binary_layer",
+    "(Tensor x, int layer, int[] weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, int groups) -> Tensor",
+)
+BINARY_LAYER = torch.ops.unflip.binary_layer.default
+
+
+@torch.library.register_fake("unflip::binary_layer")
+def _binary_layer_shape(
+    x: Tensor,
+    layer: int,
+    weight: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    if len(weight) == 2:
+        return nn.functional.linear(x, x.new_empty(weight))
+    left, right, top, bottom = padding
+    x = nn.functional.pad(x, (left, right, top, bottom))
+    return nn.functional.conv2d(x, x.new_empty(weight), None, stride, 0, dilation, groups)
+
+
+class Marker(nn.Module):
+    """Stands for a frozen layer while the model is traced."""
+
+    def __init__(self, number: int, layer: FrozenLayer) -> None:
+        super().__init__()
+        self.number = number
+        self.weight = list(layer.signs_shape[1:])
+        conv = layer if isinstance(layer, FrozenConv2d) else None
+        self.stride = list(conv.stride) if conv else []
+        self.padding = list(conv._reversed_padding_repeated_twice) if conv else []
+        self.dilation = list(conv.dilation) if conv else []
+        self.groups = conv.groups if conv else 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return BINARY_LAYER(
+            x, self.number, self.weight, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+@dataclass
+class Traced:
+    """Nodes of the model's forward pass, the tensors among them, and the layers that markers stand for."""
+
+    nodes: list[fx.Node]
+    constants: dict[str, Tensor]  # by the name of the placeholder
+    input: fx.Node
+    layers: list[FrozenLayer]
+    names: list[str]
+
+
+def trace(model: nn.Module, example: Tensor) -> Traced:
+    """``model`` is changed: markers stay where its binary layers were."""
+    model, layers, names = _with_markers(model)
+    with _quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(model, (example,), strict=False)
+        except Exception as error:
+            raise CannotPack(
+                "torch.export cannot trace the model's forward pass; packing needs one that does the same for "
+                f"every input. It says: {_first_lines(error)}"
+            ) from error
+    signature = program.graph_signature
+    users = list(signature.user_inputs)
+    if len(users) != 1:
+        raise CannotPack(f"the model has {len(users)} inputs; a packed network has one image")
+    constants: dict[str, Tensor] = {}
+    state: dict[str, Any] = {**program.state_dict, **program.constants}
+    for found in (
+        signature.inputs_to_parameters,
+        signature.inputs_to_buffers,
+        signature.inputs_to_lifted_tensor_constants,
+    ):
+        constants |= {name: state[target].detach() for name, target in found.items()}
+    nodes = list(program.graph.nodes)
+    image = next(n for n in nodes if n.op == "placeholder" and n.name == users[0])
+    return Traced(nodes, constants, image, layers, names)
+
+
+def _with_markers(model: nn.Module) -> tuple[nn.Module, list[FrozenLayer], list[str]]:
+    layers: list[FrozenLayer] = []
+    names: list[str] = []
+    markers: dict[nn.Module, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FrozenLayer):
+            markers[module] = Marker(len(layers), module)
+            layers.append(module)
+            names.append(name)
+    for module in list(model.modules()):
+        # not named_children(): that gives a layer registered under two names only once
+        for name, child in list(module._modules.items()):
+            if child in markers:
+                setattr(module, name, markers[child])
+    return markers.get(model, model), layers, names
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3]) or type(error).__name__
+
+
+def module_path(node: fx.Node) -> str:
+    """The module the node's operation is written in: "layer1.0.prelu1"; "" for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    return re.sub(r"@\d+$", "", path)  # torch numbers the calls of a module that is called twice
+
+
+def place(node: fx.Node) -> str:
+    """Where an operation is in the user's model, for messages."""
+    kinds = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
+    kind = str(kinds[-1]).rpartition(".")[2] if kinds else "the model"
+    where = module_path(node) or kind
+    line = _users_line(node.meta.get("stack_trace") or "")
+    return f"{where} ({line})" if line else where
+
+
+def _users_line(trace_: str) -> str:
+    """The innermost line of the stack that is not torch's."""
+    torch_folder = os.path.dirname(torch.__file__)
+    found = re.findall(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)', trace_)
+    own = [(path, line, text) for path, line, text in found if not path.startswith(torch_folder)]
+    if not own:
+        return ""
+    path, line, text = own[-1]
+    return f"{os.path.basename(path)} line {line}: {text.strip()}"

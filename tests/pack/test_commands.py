@@ -1,0 +1,56 @@
+"""``unflip pack`` and ``unflip show``."""
+
+import pytest
+
+from unflip.data import load as load_data
+from unflip.packing import read
+from unflip.packing.file import sha256
+from unflip.train.loop import train
+from unflip.train.recipe import load_recipe
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    recipe = load_recipe("digits-dorefa", ["epochs=1", "model.width=4", "allow_no_flips=true"])
+    train(recipe, load_data("digits", None), out, device="cpu", seeds=range(2))
+    return out
+
+
+def test_a_run_becomes_a_file(run, unflip, tmp_path):
+    packed = unflip("pack", run / "seed-1", "-o", tmp_path / "digits.unflip")
+    assert packed.code == 0, packed.err
+    size = (tmp_path / "digits.unflip").stat().st_size
+    assert f"{size:,} bytes" in packed.out
+    graph = read(tmp_path / "digits.unflip").graph
+    data = load_data("digits", None)
+    assert graph["labels"] == list(data.classes)
+    assert graph["input"] == {
+        "shape": [1, 8, 8],
+        "preprocess": {"mean": list(data.mean), "std": list(data.std)},
+    }
+    shown = unflip("show", tmp_path / "digits.unflip")
+    assert shown.code == 0, shown.err
+    for text in (
+        "layer3.2.conv2",
+        "16 × 2 × 2",
+        "9,216",
+        "with preprocessing, 10 labels",
+        f"{size:,} bytes",
+    ):
+        assert text in shown.out
+    assert sha256(tmp_path / "digits.unflip") in shown.out
+
+
+def test_what_is_no_run_is_refused(run, unflip, tmp_path):
+    several = unflip("pack", run, "-o", tmp_path / "x.unflip")
+    assert several.code == 1
+    assert "has several seeds (seed-0, seed-1): name one of them" in several.err
+    nothing = unflip("pack", tmp_path, "-o", tmp_path / "x.unflip")
+    assert nothing.code == 1
+    assert "is no run" in nothing.err
+    assert not (tmp_path / "x.unflip").exists()
+    (tmp_path / "y.unflip").write_bytes(b"12345678")
+    broken = unflip("show", tmp_path / "y.unflip")
+    assert broken.code == 1
+    assert "y.unflip: not a packed network" in broken.err

@@ -1,0 +1,76 @@
+"""The container: what is written is read, and what was damaged is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unflip.packing.file import Packed, PackedFileError, from_bytes, read, sha256, to_bytes, write
+
+GRAPH = {"input": {"shape": [1, 2, 2], "preprocess": None}, "ops": [], "output": 0, "labels": ["ü"]}
+TENSORS = {
+    "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a": np.arange(5, dtype=np.uint8),
+    "c": np.zeros((0, 2), np.float32),
+}
+FILE = to_bytes(Packed(GRAPH, TENSORS))
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "x.unflip"
+    assert write(path, Packed(GRAPH, TENSORS)) == path.stat().st_size == len(FILE)
+    found = read(path)
+    assert found.graph == GRAPH
+    assert found.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(found.tensors[name], tensor)
+    assert len(sha256(path)) == 64
+    assert [p.name for p in tmp_path.iterdir()] == ["x.unflip"]
+
+
+def test_the_order_of_tensors_does_not_matter():
+    turned = dict(reversed(TENSORS.items()))
+    assert to_bytes(Packed(GRAPH, turned)) == FILE
+
+
+def test_it_is_a_safetensors_file():
+    assert safetensors.numpy.load(FILE).keys() == TENSORS.keys()
+
+
+@settings(max_examples=200, deadline=None)
+@given(at=st.integers(0, len(FILE) - 1), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found(at, bit):
+    damaged = bytearray(FILE)
+    damaged[at] ^= 1 << bit
+    with pytest.raises(PackedFileError):
+        from_bytes(bytes(damaged))
+
+
+@settings(max_examples=100, deadline=None)
+@given(size=st.integers(0, len(FILE) - 1))
+def test_a_file_cut_short_is_found(size):
+    with pytest.raises(PackedFileError):
+        from_bytes(FILE[:size])
+
+
+def test_other_files(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(safetensors.numpy.save(TENSORS))
+    with pytest.raises(PackedFileError, match=r"weights\.safetensors: not a packed network"):
+        read(path)
+    path.write_bytes(safetensors.numpy.save(TENSORS, {"format": "pt"}))
+    with pytest.raises(PackedFileError, match="not a packed network; make one with unflip pack"):
+        read(path)
+    later = FILE.replace(b'"version":"1"', b'"version":"2"')
+    with pytest.raises(PackedFileError, match="its format version is '2'; this unflip reads '1'"):
+        from_bytes(later)
+
+
+def test_numbers_are_numbers():
+    with pytest.raises(ValueError, match="Out of range float"):
+        to_bytes(Packed({**GRAPH, "output": float("nan")}, {}))
+    assert json.loads(json.dumps(GRAPH)) == GRAPH

@@ -1,0 +1,203 @@
+"""Networks as users write them: functional calls, shared layers, concatenation, views, in-place operations."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import unflip
+from unflip.packing import make_packed
+from unflip.packing.ir import affine, clamp, merged, prelu
+
+
+class Inner(nn.Module):
+    """Called twice, with shared layers inside."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        return F.leaky_relu(self.norm(self.conv(x)), 0.1) + x
+
+
+class Hand(nn.Module):
+    """Everything at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 5, stride=(2, 1), padding=(2, 1))
+        self.body = nn.ModuleDict({"inner": Inner(6), "wide": nn.Conv2d(12, 10, (1, 3), groups=2)})
+        self.gate = nn.Parameter(torch.rand(10, 1, 1) + 0.5)
+        self.pool = nn.MaxPool2d(3, 2, padding=1, ceil_mode=True)
+        self.drop = nn.Dropout(0.5)
+        self.act = nn.ReLU6(inplace=True)
+        self.last = nn.Linear(16 * 3, 7)
+
+    def forward(self, x):
+        x = self.body["inner"](self.stem(x))
+        x = self.act(self.body["inner"](x))
+        left, right = x[:, :2], x[:, 2:]
+        x = torch.cat([right * 2, left - 0.5, F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)], 1)
+        x = self.pool(self.body["wide"](x) * self.gate)
+        a, b, c = torch.split(F.pad(x, (1, 0, 0, 1, 1, 1)), [4, 4, 4], 1)
+        x = torch.cat((a, b.abs(), c.clamp(min=-1), (3 - b) / 2), dim=1)
+        x = (
+            F.hardtanh(x[:, :, ::2, 1:])
+            + x[:, :, ::2, 1:].mean((2, 3), keepdim=True) * x[:, :, ::2, 1:]
+        )
+        x = F.adaptive_max_pool2d(x, (1, 3))
+        return F.softmax(self.last(self.drop(x.view(x.size(0), -1))), dim=1)
+
+
+def test_a_hand_written_network(agree, lively):
+    torch.manual_seed(3)
+    model = unflip.binarize(Hand(), "reactnet", quiet=True)
+    packed = agree(lively(model), torch.randn(4, 3, 12, 9))
+    names = [op["name"] for op in packed.graph["ops"] if op["op"] == "conv"]
+    assert names == ["stem", "body.inner.conv", "body.inner.conv", "body.wide", "last"]
+    kinds = {op["op"] for op in packed.graph["ops"]}
+    assert {"concat", "slice", "pad", "max_pool", "avg_pool", "softmax", "flatten", "mean"} <= kinds
+
+
+def test_shared_layers_store_their_bits_once(lively):
+    model = lively(unflip.binarize(Hand(), "bireal", quiet=True))
+    packed = make_packed(model, torch.randn(1, 3, 12, 9))
+    convs = [
+        op for op in packed.graph["ops"] if op["name"] == "body.inner.conv" and op["op"] == "conv"
+    ]
+    assert len(convs) == 2
+    assert convs[0]["bits"] == convs[1]["bits"]
+
+
+CASES = {
+    "adaptive mean": lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1),
+    "adaptive windows": lambda x: F.adaptive_avg_pool2d(x, (2, 7)),
+    "global maximum": lambda x: x.amax((-2, -1)),
+    "average, rounded up": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "average, wide": lambda x: F.avg_pool2d(
+        x, (2, 5), (3, 1), (1, 2), ceil_mode=True, count_include_pad=True
+    ),
+    "maximum, rounded up": lambda x: F.max_pool2d(x, 2, 3, ceil_mode=True),
+    "maxout": lambda x: 1.5 * F.relu(x) - 0.3 * F.relu(-x),
+    "maxout, negative slopes": lambda x: F.relu(x) * -0.5 + 2 * F.relu(-x),
+    "one-sided": lambda x: 0.0 * F.relu(x) - 0.3 * F.relu(-x),
+    "a sum with itself": lambda x: x + F.relu(x) + x,
+    "alpha": lambda x: torch.add(x, F.relu(x), alpha=-0.5) + torch.sub(1, x, alpha=2),
+    "square": lambda x: x**2 - x.square() * 0.5,
+    "hardswish": lambda x: F.hardswish(x) + F.hardsigmoid(x),
+    "gate from the image": lambda x: x * F.hardsigmoid(x.mean((2, 3), keepdim=True)),
+    "one channel for all": lambda x: x * x[:, :1],
+    "channels of zeros": lambda x: F.pad(torch.cat([x, x], 1), (0, 0, 0, 0, 2, 1)),
+    "slices of slices": lambda x: x[:, 1:, 1:-1:2][:, ::2, :, 2:5],
+    "last pixels": lambda x: x[..., -3:],
+    "narrow": lambda x: x.narrow(2, 1, 3),
+    "chunks": lambda x: torch.cat(x.chunk(3, 1)[::-1], 1),
+    "in place": lambda x: (x * 1).relu_().add_(1).mul_(2).clamp_(max=3),
+    "division": lambda x: x / 3 + (1 - x),
+    "views": lambda x: x.flatten(1).unsqueeze(-1).unsqueeze(-1).reshape(len(x), -1) * 2,
+    "clamps": lambda x: x.clamp(-1, 1).clamp_min(-0.5).clamp_max(0.25),
+    "to and back": lambda x: x.float().contiguous().detach().clone() * 2,
+    "softmax of an image": lambda x: x.softmax(1),
+    "matrix": lambda x: x.flatten(1) @ torch.linspace(-1, 1, 6 * 42 * 2).view(-1, 2),
+    "nothing": lambda x: F.dropout(x, 0.5, training=False) * 1 + 0,
+}
+
+
+class Case(nn.Module):
+    """A convolution in front, so that there are steps to fuse into."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 6, 1)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.conv(x))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operations(name, agree):
+    agree(Case(CASES[name]), torch.randn(3, 2, 6, 7))
+
+
+def test_zeros_in_a_concatenation(agree):
+    class Padded(nn.Module):
+        def forward(self, x):
+            zeros = torch.zeros(x.shape[0], 2, 4, 5)
+            return torch.cat([zeros, x, x * 2, zeros], 1)
+
+    packed = agree(Padded(), torch.randn(2, 3, 4, 5))
+    assert [op["op"] for op in packed.graph["ops"]] == ["map", "concat", "pad"]
+
+
+def test_in_place_changes_what_others_see(agree):
+    class InPlace(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            z = F.dropout(y, training=False)
+            y.relu_()
+            return z + y
+
+    agree(InPlace(), torch.randn(2, 3, 4, 5))
+
+
+def test_a_clone_is_not_what_it_was_cloned_from(agree):
+    class Clone(nn.Module):
+        def forward(self, x):
+            y = x.clone()
+            y.relu_()
+            return x - 2 * y
+
+    packed = agree(Clone(), torch.randn(2, 3, 4, 5))
+    assert [len(op["steps"]) for op in packed.graph["ops"]] == [3]
+
+
+def test_maxout_is_one_prelu(lively):
+    packed = make_packed(Case(CASES["maxout"]), torch.randn(1, 2, 6, 7))
+    [conv] = packed.graph["ops"]
+    assert [step["step"] for step in conv["steps"]] == ["affine", "prelu", "affine"]
+
+
+def test_steps_are_merged():
+    one, half = np.ones(1), np.array([0.5, 0.25])
+    steps = [
+        affine(half, None),
+        affine(None, one),
+        affine(2 * one, one),
+        clamp(0, None),
+        clamp(None, 6),
+    ]
+    found = merged([*steps, affine(one, 0 * one), prelu(half)])
+    assert [step["step"] for step in found] == ["affine", "clamp", "prelu"]
+    assert found[0]["scale"].tolist() == [1, 0.5]
+    assert found[0]["shift"].tolist() == [3]
+    assert (found[1]["low"], found[1]["high"]) == (0, 6)
+    apart = merged([affine(1e30 * one, None), affine(1e30 * one, None)])
+    assert len(apart) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [((0, None), (None, -1)), ((2, 3), (0, 1)), ((None, 1), (2, None))]
+)
+def test_two_clamps_are_one(first, second):
+    [step] = merged([clamp(*first), clamp(*second)])
+    for x in np.linspace(-4, 4, 33):
+        expected = x
+        for low, high in (first, second):
+            expected = expected if low is None else max(expected, low)
+            expected = expected if high is None else min(expected, high)
+        found = x if step["low"] is None else max(x, step["low"])
+        assert (found if step["high"] is None else min(found, step["high"])) == expected
+
+
+def test_in_place_keeps_the_shapes_of_other_names(agree):
+    class Shapes(nn.Module):
+        def forward(self, x):
+            y = x.mean((2, 3), keepdim=True)
+            y.flatten(1).mul_(2)
+            return x * y
+
+    agree(Shapes(), torch.randn(2, 3, 4, 5))

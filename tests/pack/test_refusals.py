@@ -1,0 +1,182 @@
+"""What cannot be packed is refused with its name, its place and the reason."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import unflip
+from unflip.packing import CannotPack, make_packed, pack
+
+IMAGE = torch.randn(2, 4, 6, 6)
+
+
+class Act(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def deep(function):
+    block = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ModuleDict({"act": Act(function)})["act"])
+    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(nn.BatchNorm2d(4), block))
+
+
+REFUSED = {
+    "sin": (
+        torch.sin,
+        r"aten\.sin at 1\.1\.1 \(test_refusals\.py line \d+: .*\): the runtime has no such op",
+    ),
+    "sigmoid": (torch.sigmoid, r"aten\.sigmoid at 1\.1\.1 .*no such op"),
+    "group norm": (lambda x: F.group_norm(x, 2), r"aten\.group_norm .*no such op"),
+    "reflect": (
+        lambda x: F.pad(x, (1, 1, 0, 0), mode="reflect"),
+        r"aten\.pad .*mode='reflect'; .*zeros only",
+    ),
+    "ones": (lambda x: F.pad(x, (1, 1), value=1), r"value=1.*zeros only"),
+    "batch in pixels": (lambda x: x.reshape(-1, 4), r"images of a batch are mixed"),
+    "mean of all": (lambda x: x - x.mean(), r"aten\.mean .*over all pixels"),
+    "rows": (lambda x: x.mean(3, keepdim=True), r"a mean over dimensions \[3\]"),
+    "transposed": (lambda x: x.transpose(2, 3), r"aten\.transpose .*no such op"),
+    "unflattened": (
+        lambda x: x.view(len(x), 2, 2, 36),
+        r"flattening an image to a vector is there",
+    ),
+    "three dimensions": (lambda x: x.flatten(2), r"aten\.flatten"),
+    "product of two": (lambda x: x.flatten(1) @ x.flatten(1).T, r"aten\."),
+    "a picture": (lambda x: x + torch.rand(6, 6), r"aten\.rand .*random"),
+    "pixelwise": (lambda x: x * torch.arange(36.0).view(6, 6), r"differs from pixel to pixel"),
+    "broadcast": (lambda x: x[:, :1] * torch.ones(4, 1, 1), r"broadcast"),
+    "broadcast sum": (
+        lambda x: x + x.mean((2, 3), keepdim=True),
+        r"it adds .* both should have one shape",
+    ),
+    "division": (lambda x: 1 / (x * x + 1), r"aten\.(reciprocal|div)"),
+    "dropout": (lambda x: F.dropout(x, 0.5), r"drops values at random even in evaluation mode"),
+    "dilated pool": (lambda x: F.max_pool2d(x, 2, dilation=2), r"dilation=\[2, 2\].*has none"),
+    "uneven windows": (lambda x: F.adaptive_avg_pool2d(x, 4), r"windows of several sizes"),
+    "batch statistics": (
+        lambda x: F.batch_norm(x, None, None, training=True),
+        r"only running statistics",
+    ),
+    "softmax of rows": (lambda x: x.softmax(3), r"over dimension 3; over the channels"),
+    "cat of rows": (lambda x: torch.cat([x, x], 2), r"along dimension 2; along the channels"),
+    "half": (lambda x: x.half() * 2, r"float16; values are float32"),
+    "own weights": (lambda x: F.conv2d(x, x[:, :, :1, :1]), r"its weight depends on the input"),
+    "double": (lambda x: x.double(), r"float64; values are float32"),
+    "shared memory": (
+        lambda x: _in_place_on_a_view(x),
+        r"changes a tensor in place that another view",
+    ),
+    "choice": (lambda x: x if x.sum() > 0 else -x, r"torch\.export cannot trace"),
+    "infinity": (lambda x: x * float("inf"), r"NaN or infinity"),
+}
+
+
+def _in_place_on_a_view(x):
+    y = x * 2
+    y[:, :2].relu_()
+    return y
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_operations(name):
+    function, reason = REFUSED[name]
+    with pytest.raises(CannotPack, match=reason):
+        make_packed(deep(function), IMAGE)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
+def test_padding_modes_by_the_layers_name(mode):
+    def model():
+        return nn.Sequential(
+            nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode), nn.Conv2d(4, 2, 1)
+        )
+
+    with pytest.raises(
+        CannotPack, match=f"layer '1' has padding_mode='{mode}'; the runtime pads with zeros only"
+    ):
+        make_packed(unflip.binarize(model(), "xnor", quiet=True), IMAGE)
+    with pytest.raises(CannotPack, match=rf"aten\.pad at 1: mode='{mode}'"):
+        make_packed(model(), IMAGE)
+
+
+def test_inputs_and_outputs():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x + 1, x * 2
+
+    with pytest.raises(CannotPack, match="returns a tuple; a packed network has one tensor"):
+        make_packed(Two(), IMAGE)
+    with pytest.raises(CannotPack, match="nothing to pack"):
+        make_packed(nn.Identity(), IMAGE)
+    with pytest.raises(CannotPack, match="nothing to pack"):
+        make_packed(Act(lambda x: x.clone() * 1), IMAGE)
+    with pytest.raises(CannotPack, match="does not depend on its input"):
+        make_packed(Act(lambda x: torch.zeros(2, 3)), IMAGE)
+    with pytest.raises(CannotPack, match=r"example_input should be a batch .*not \(4, 6, 6\)"):
+        make_packed(deep(F.relu), IMAGE[0])
+    with pytest.raises(CannotPack, match="not str"):
+        make_packed(deep(F.relu), "image")  # type: ignore[arg-type]
+    with pytest.raises(CannotPack, match=r"cannot run on example_input of shape \(2, 3, 6, 6\)"):
+        make_packed(deep(F.relu), IMAGE[:, :3])
+    with pytest.raises(CannotPack, match="example_input has NaN"):
+        make_packed(deep(F.relu), IMAGE / 0 * 0)
+
+
+def test_several_inputs():
+    class Mixed(nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    with pytest.raises((CannotPack, TypeError)):
+        make_packed(Mixed(), IMAGE)
+
+
+def test_labels_and_preprocessing(tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+    with pytest.raises(CannotPack, match="2 labels for a network with 3 outputs"):
+        pack(model, IMAGE, tmp_path / "x", labels=["a", "b"])
+    with pytest.raises(CannotPack, match="should have 'mean' and 'std'"):
+        pack(model, IMAGE, tmp_path / "x", preprocess={"mean": [0.0] * 4})
+    with pytest.raises(CannotPack, match=r"std=\[1.0\] should be 4 numbers"):
+        pack(model, IMAGE, tmp_path / "x", preprocess={"mean": [0.0] * 4, "std": [1.0]})
+    with pytest.raises(CannotPack, match="should be positive"):
+        pack(model, IMAGE, tmp_path / "x", preprocess={"mean": [0.0] * 4, "std": [1.0, 1, 1, 0]})
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_precisions():
+    model = unflip.binarize(
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1)),
+        "bireal",
+        quiet=True,
+    )
+    with pytest.raises(CannotPack, match=r"0\.weight is torch\.float64; call \.float\(\)"):
+        make_packed(model.double(), IMAGE)
+
+
+def test_nan_weights():
+    model = deep(F.relu)
+    with torch.no_grad():
+        model[0].weight[0] = float("nan")
+    with pytest.raises(CannotPack, match="weight of '0' has NaN or infinity"):
+        make_packed(model, IMAGE)
+
+
+def test_hooks_that_change_values_are_noticed():
+    model = unflip.freeze(
+        unflip.binarize(deep(F.relu), "bireal", skip=["0"], quiet=True, keep_first_and_last=False)
+    )
+    make_packed(model, IMAGE)
+    model.get_submodule("1.1.0").register_forward_hook(lambda module, inputs, output: output + 1)
+    with pytest.raises(CannotPack, match=r"packed network and model part at conv '1\.1\.0'"):
+        make_packed(model, IMAGE)
+
+
+def test_what_readers_would_refuse_is_not_written():
+    with pytest.raises(CannotPack, match=r"makes 65600 × 1 × 1; a size is at most 65,536"):
+        make_packed(nn.Flatten(), torch.randn(1, 41, 40, 40))
