@@ -1,0 +1,94 @@
+"""Puts an ONNX graph together node by node. Names are short: a small network is mostly names otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unflip.packing.file import Array
+
+OPSET = 18  # the first with BitwiseAnd
+IR_VERSION = 8  # what opset 18 came with: readers refuse files that are newer than they need be
+
+
+def onnx_package() -> Any:
+    """The ``onnx`` package, which only this part of unflip needs."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise ImportError(
+            f"writing ONNX files needs the onnx package ({error}): pip install 'unflip[onnx]'"
+        ) from error
+    return onnx
+
+
+class Builder:
+    """Nodes and constants of a graph. Methods return names of values."""
+
+    def __init__(self) -> None:
+        self._onnx = onnx_package()
+        self._nodes: list[Any] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._initializers: list[Any] = []
+        self._named = {""}
+        self._next = 0
+
+    def node(self, op: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        """Add a node with one output."""
+        return self.nodes(op, *inputs, outputs=1, name=name, **attributes)[0]
+
+    def nodes(
+        self, op: str, *inputs: str, outputs: int, name: str = "", **attributes: Any
+    ) -> list[str]:
+        """Add a node with several outputs."""
+        made = [self._new() for _ in range(outputs)]
+        node = self._onnx.helper.make_node(op, inputs, made, **attributes)
+        if name not in self._named:  # names must differ; only the first of several nodes gets one
+            node.name = name
+            self._named.add(name)
+        self._nodes.append(node)
+        return made
+
+    def constant(self, array: Array) -> str:
+        """A constant; equal ones are stored once."""
+        array = np.ascontiguousarray(array)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self._new()
+            tensor = self._onnx.numpy_helper.from_array(array, self._constants[key])
+            self._initializers.append(tensor)
+        return self._constants[key]
+
+    def number(self, value: float) -> str:
+        return self.constant(np.array(value, np.float32))
+
+    def integers(self, *values: int) -> str:
+        """Sizes, axes and the like."""
+        return self.constant(np.array(values, np.int64))
+
+    def rename_last(self, name: str) -> None:
+        """Give the value made last a name of its own."""
+        self._nodes[-1].output[0] = name
+
+    def model(
+        self, input_shape: list[int], output_shape: list[int], metadata: dict[str, str]
+    ) -> Any:
+        """The model: float32 values ``input`` and ``output``, of any batch size."""
+        helper, float32 = self._onnx.helper, self._onnx.TensorProto.FLOAT
+        graph = helper.make_graph(
+            self._nodes,
+            "unflip",
+            [helper.make_tensor_value_info("input", float32, ["batch", *input_shape])],
+            [helper.make_tensor_value_info("output", float32, ["batch", *output_shape])],
+            self._initializers,
+        )
+        opsets = [helper.make_opsetid("", OPSET)]
+        model = helper.make_model(graph, opset_imports=opsets, producer_name="unflip")
+        model.ir_version = IR_VERSION
+        helper.set_model_props(model, metadata)
+        return model
+
+    def _new(self) -> str:
+        self._next += 1
+        return str(self._next)

@@ -1,0 +1,104 @@
+"""Whole networks, from torch through the packed file to onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unflip import freeze, load, methods, models
+from unflip.export.onnx import export, to_model
+from unflip.packing import make_packed, pack
+from unflip.packing.reference import evaluate
+
+onnx = pytest.importorskip("onnx", reason="needs onnx: pip install 'unflip[onnx]'")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime to run what it wrote")
+
+
+def run(model: bytes, x: Tensor) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"input": x.numpy()})[0]
+
+
+def network(name: str, method: Any, images: Tensor, **options: Any) -> nn.Module:
+    """BatchNorm as after training: statistics of the data, and a scale and shift of its own."""
+    model = models.create(name, method, **options)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.2)
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(images)
+    return model.eval()
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """Three images of four at least: in a float layer sums may be rounded so that a sign falls the other way."""
+    assert found.shape == expected.shape
+    each = np.abs(found - expected).max(1) / np.abs(expected).max(1)
+    assert (each < 1e-4).mean() >= 0.75, each
+
+
+def test_resnet20(tmp_path: Path) -> None:
+    """Outputs equal those of the frozen model; the file is no larger than the packed one."""
+    images = torch.randn(16, 3, 32, 32)
+    model = network("resnet20", {"name": "dorefa", "inputs": "pm1"}, images)
+    labels = [f"class {i}" for i in range(10)]
+    size = pack(model, images[:1], tmp_path / "m.unflip", labels=labels)
+    assert export(tmp_path / "m.unflip", tmp_path / "m.onnx") <= 1.1 * size
+    onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"), full_check=True)
+    with torch.no_grad():
+        expected = freeze(model)(images).numpy()
+    found = run((tmp_path / "m.onnx").read_bytes(), images)
+    assert_close(found, expected)
+
+
+def test_our_runtime(tmp_path: Path) -> None:
+    images = torch.randn(8, 3, 16, 16)
+    model = network("resnet20", "reactnet", images)
+    pack(model, images[:1], tmp_path / "m.unflip")
+    try:
+        ours = load(tmp_path / "m.unflip")
+    except ImportError as error:
+        pytest.skip(str(error))
+    export(tmp_path / "m.unflip", tmp_path / "m.onnx")
+    assert_close(run((tmp_path / "m.onnx").read_bytes(), images), ours(images).numpy())
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method(method: str) -> None:
+    images = torch.randn(4, 3, 12, 12)
+    model = network("resnet20", method, images, width=8)
+    packed = make_packed(model, images[:1])
+    expected = evaluate(packed, images).flatten(1).numpy()
+    assert_close(run(to_model(packed).SerializeToString(), images), expected)
+
+
+@pytest.mark.parametrize("variant", ["plain", "bireal", "bireal-prelu"])
+def test_resnet18(variant: str) -> None:
+    images = torch.randn(4, 3, 45, 37)  # odd sizes: pools round up
+    model = network("resnet18", "xnor", images, variant=variant, width=8, num_classes=5)
+    packed = make_packed(model, images[:1])
+    expected = evaluate(packed, images).flatten(1).numpy()
+    assert_close(run(to_model(packed).SerializeToString(), images), expected)
+
+
+def test_command(unflip: Any, tmp_path: Path) -> None:
+    images = torch.randn(4, 3, 8, 8)
+    model = network("resnet20", "dorefa", images, width=8)
+    path = tmp_path / "m.unflip"
+    pack(model, images[:1], path)
+    done = unflip("export", path)
+    assert done.code == 0, done.err
+    assert str(tmp_path / "m.onnx") in done.out
+    assert run((tmp_path / "m.onnx").read_bytes(), images).shape == (4, 10)
+    wrong = unflip("export", path, "-o", tmp_path / "m.tflite")
+    assert wrong.code == 1
+    assert "should end in .onnx" in wrong.err
