@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+# The native library is part of what is installed: a change here builds it anew (what changed of it).
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+
+.PHONY: demo test lint format wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/unflip demo
@@ -23,12 +26,17 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# One file with the native library built in: it installs where there is no compiler.
+wheel: $(VENV)/installed
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
 # Editable, so that the sources are what runs. constraints.txt keeps torch at a CPU build that is known to work.
-$(VENV)/installed: pyproject.toml constraints.txt
+# The build's own requirements come first: without isolation they are pinned too, and a second build is quick.
+$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch scikit-build-core nanobind
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[train,tensorboard,dev]'
 	touch $@
 
 clean:

@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 
 from unflip import demo, freeze
+from unflip.packing.file import read
 from unflip.train.recipe import load_recipe
 
 
@@ -29,6 +30,11 @@ def test_demo_trains_four_networks_and_leaves_model_and_picture(short_recipes, t
     assert not any("mapping" in name or "layer1.0.conv1.weight" in name for name in state)
     small = (tmp_path / "digits-lns.safetensors").stat().st_size
     assert small < (tmp_path / "digits-float.safetensors").stat().st_size
+
+    packed = tmp_path / "digits-lns.unflip"
+    assert read(packed).graph["labels"] == [str(digit) for digit in range(10)]
+    assert f"{packed.stat().st_size:,} bytes" in printed
+    assert "float twin, in torch" in printed
 
     results = {p.parent.parent.name: p.stat().st_mtime for p in tmp_path.rglob("result.json")}
     assert results.keys() == set(demo.RECIPES)

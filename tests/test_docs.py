@@ -62,13 +62,17 @@ def test_the_makefile_has_the_readmes_two_commands():
         assert f"\n{target}:" in makefile
 
 
-def test_readme_snippet_runs(capsys):
+def test_readme_snippet_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # it writes a file
     [snippet] = code_blocks(ROOT / "README.md")
     my_model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 4)
     )
-    exec(snippet, {"my_model": my_model, "example_input": torch.randn(1, 3, 8, 8)})
+    images = torch.randn(5, 3, 8, 8)
+    scope = {"my_model": my_model, "example_input": images[:1], "images": images}
+    exec(snippet, scope)
     assert "memory_bits" in capsys.readouterr().out
+    assert torch.allclose(scope["fast"](images), scope["frozen"](images), atol=1e-4)
 
 
 def test_own_loop_snippet_runs():

@@ -2,6 +2,7 @@
 // The loader makes it, the engine runs it, and neither knows more of the other.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -88,5 +89,11 @@ struct Graph {
   const Shape& shape(int value) const { return value == 0 ? input : ops[value - 1].shape; }
   bool is_code(int value) const { return value > 0 && ops[value - 1].kind == OpKind::Quantize; }
 };
+
+// Reads a .unflip file's bytes and checks all that docs/format.md says of them. Throws std::runtime_error, which names the op, the
+// field and what would be right. check_hash = false is for fuzzing: a mutated file's hash is always wrong.
+Graph load_graph(const uint8_t* data, size_t size, bool check_hash = true);
+
+const char* kind_name(OpKind kind);  // as in the file: "max_pool"
 
 }  // namespace unflip

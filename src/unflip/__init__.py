@@ -1,30 +1,37 @@
-"""unflip: train, correct and deploy 1-bit neural networks in PyTorch."""
+"""unflip: train, correct and deploy 1-bit neural networks in PyTorch.
 
-from unflip import methods
-from unflip.binarize import (
-    binarize,
-    flip_rate,
-    flips_by_layer,
-    load_twin,
-    signs,
-    summary,
-)
-from unflip.cost import cost
-from unflip.freeze import freeze
-from unflip.layers import (
-    BinaryConv2d,
-    BinaryLinear,
-    after_step,
-    auxiliary_loss,
-    auxiliary_losses,
-    start_epoch,
-)
+Names are imported when they are first used: ``unflip.load`` runs a packed network where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unflip import methods
+    from unflip.binarize import binarize, flip_rate, flips_by_layer, load_twin, signs, summary
+    from unflip.cost import cost
+    from unflip.freeze import freeze
+    from unflip.layers import (
+        BinaryConv2d,
+        BinaryLinear,
+        after_step,
+        auxiliary_loss,
+        auxiliary_losses,
+        start_epoch,
+    )
+    from unflip.packing import pack
+    from unflip.runtime import Model, load
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BinaryConv2d",
     "BinaryLinear",
+    "Model",
     "after_step",
     "auxiliary_loss",
     "auxiliary_losses",
@@ -33,9 +40,56 @@ __all__ = [
     "flip_rate",
     "flips_by_layer",
     "freeze",
+    "load",
     "load_twin",
     "methods",
+    "pack",
     "signs",
     "start_epoch",
     "summary",
 ]
+
+_HOMES = {
+    "unflip.binarize": ("binarize", "flip_rate", "flips_by_layer", "load_twin", "signs", "summary"),
+    "unflip.cost": ("cost",),
+    "unflip.freeze": ("freeze",),
+    "unflip.layers": (
+        "BinaryConv2d",
+        "BinaryLinear",
+        "after_step",
+        "auxiliary_loss",
+        "auxiliary_losses",
+        "start_epoch",
+    ),
+    "unflip.packing": ("pack",),
+    "unflip.runtime": ("Model", "load"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "methods":
+        return importlib.import_module("unflip.methods")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'unflip' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+
+
+class _Package(ModuleType):
+    """``unflip.cost`` is the function, whichever module was imported first.
+
+    Importing the submodule ``unflip.cost`` would bind its name here to the module.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,17 @@ import safetensors.torch
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
+import unflip
 from unflip.binarize import flips_by_layer
 from unflip.cost import Cost, cost
 from unflip.data import ImageSet
 from unflip.data import load as load_data
 from unflip.freeze import freeze
+from unflip.packing.file import read
+from unflip.packing.images import pack_for
+from unflip.packing.reference import evaluate
 from unflip.train import checkpoint as checkpoints
 from unflip.train.learner import build_model, model_state
 from unflip.train.loop import train
@@ -53,6 +60,7 @@ def run_demo(out: Path) -> None:
     _print_comparison(trained, len(data.test_labels))
     _print_flips(trained[1], trained[2], trained[3])
     _save_frozen(trained[0], trained[3], data, out)
+    _pack_and_run(trained[0], trained[3], data, out)
     picture = draw_curves(trained, out / "curves.png")
     console.print(f"Curves of loss, accuracy and flip rate: {picture}")
 
@@ -114,7 +122,7 @@ def _print_flips(baseline: Trained, finetuned: Trained, lns: Trained) -> None:
 
 def _save_frozen(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -> None:
     frozen = freeze(lns.model)
-    images = (data.test_images.float() / 255 - data.mean[0]) / data.std[0]
+    images = _test_inputs(data)
     with torch.no_grad():
         same = torch.equal(frozen(images), lns.model(images))
     if not same:
@@ -133,6 +141,54 @@ def _save_frozen(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -
         f"\nFrozen LNS network: {out / 'digits-lns.safetensors'}, {small:,} bytes (the float twin: "
         f"{large:,}). Its outputs on all {len(images)} test images equal the trained network's exactly."
     )
+
+
+def _test_inputs(data: ImageSet) -> Tensor:
+    return (data.test_images.float() / 255 - data.mean[0]) / data.std[0]
+
+
+def _pack_and_run(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -> None:
+    """What is shipped: one file, run without torch, beside the float twin in torch."""
+    path = out / "digits-lns.unflip"
+    size = pack_for(data, lns.model, path)
+    images = _test_inputs(data)
+    try:
+        packed: Callable[[Tensor], Tensor] | None = unflip.load(path, threads=1)
+        problem = ""
+    except ImportError as error:
+        packed, problem = None, str(error)
+    with torch.no_grad():
+        answers = lns.model(images).argmax(1)
+        found = packed(images) if packed else evaluate(read(path), images).flatten(1)
+        same = int((found.argmax(1) == answers).sum())
+        table = Table("network", "file", "one image, one thread")
+        table.add_row("LNS, packed", f"{size:,} bytes", _time(packed, images) if packed else "–")
+        float_size = (out / "digits-float.safetensors").stat().st_size
+        table.add_row(
+            "float twin, in torch", f"{float_size:,} bytes", _time(float_twin.model, images)
+        )
+    console.print(table)
+    console.print(
+        "At 8 × 8 pixels much of torch's time is what each layer costs before it computes."
+    )
+    console.print(
+        f"{path} gives the trained network's answer on {same} of {len(images)} test images."
+    )
+    if problem:
+        console.print(f"It was run by the reference in torch, and not timed: {problem}")
+
+
+def _time(network: Callable[[Tensor], Tensor], images: Tensor) -> str:
+    """The median over single images."""
+    threads, seconds = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    for number in range(60):
+        one = images[number % len(images)][None].contiguous()
+        start = time.perf_counter()
+        network(one)
+        seconds.append(time.perf_counter() - start)
+    torch.set_num_threads(threads)
+    return f"{1e6 * statistics.median(seconds[10:]):,.0f} µs"
 
 
 def draw_curves(trained: list[Trained], path: Path) -> Path:

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from unflip import __version__, methods, models
-from unflip.cli import study
+from unflip.cli import deploy, export, predict, report, study
 from unflip.cli.app import app, console
 from unflip.cost import Cost
 from unflip.cost import cost as count_cost
@@ -27,7 +27,7 @@ from unflip.train.loop import train as train_recipe
 from unflip.train.recipe import Recipe, load_recipe, recipe_names
 from unflip.train.runs import find_runs
 
-__all__ = ["app", "run", "study"]
+__all__ = ["app", "deploy", "export", "predict", "report", "run", "study"]
 
 STOPPED = 130  # what shells expect after Ctrl-C
 

@@ -5,16 +5,117 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from unflip import methods
 from unflip.cli.app import app
 from unflip.data import load as load_data
 from unflip.hints import known
+from unflip.study.paper import EXPERIMENTS, Experiment
+from unflip.study.study import run_study
 from unflip.train.recipe import load_recipe
 
-study = typer.Typer(help="Studies: many runs as one resumable piece of work.", no_args_is_help=True)
+GPU_AT_ONCE = 10  # runs in one captured graph: enough to keep a large GPU busy with small networks
+
+study = typer.Typer(
+    help="Studies: many runs as one resumable piece of work. The same command goes on where it was killed; what is "
+    "finished is not run again.",
+    no_args_is_help=True,
+)
 app.add_typer(study, name="study")
+
+Data = Annotated[Path | None, typer.Option(help="Folder of the images.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="together: this process, runs side by side. pool: --workers processes, each with one arm; on a GPU they "
+        "compile at the same time and take turns to train. ray: the same on a Ray cluster."
+    ),
+]
+WorkerCount = Annotated[int, typer.Option(min=1, help="Arms at once, with --engine pool or ray.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--override",
+        help="field=value for every arm's recipe, e.g. model.width=4 (repeat for more). What an arm is about stays.",
+    ),
+]
+
+
+def _add(experiment: Experiment) -> None:
+    """Every experiment of the paper is a command, all with the same options."""
+
+    def command(
+        seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1 of every arm.")] = 5,
+        only: Annotated[
+            list[str] | None,
+            typer.Option(help="Only this arm, and what it starts from (repeat for more)."),
+        ] = None,
+        epochs_scale: Annotated[
+            float, typer.Option(help="Multiplies the epochs of every recipe.")
+        ] = 1.0,
+        override: Overrides = None,
+        baseline: Annotated[
+            Path | None,
+            typer.Option(
+                help="Folder with a finished baseline's seed-0, seed-1, ..., instead of training one."
+            ),
+        ] = None,
+        data: Data = None,
+        out: Annotated[
+            Path | None, typer.Option(help="Where runs and table go. Default: runs/STUDY.")
+        ] = None,
+        device: Device = None,
+        engine: Engine = "together",
+        workers: WorkerCount = 2,
+        at_once: Annotated[
+            int | None,
+            typer.Option(
+                min=1,
+                help="Runs side by side in one process, with --engine together. Default: "
+                f"{GPU_AT_ONCE} on a GPU, the seeds of one arm on a CPU.",
+            ),
+        ] = None,
+    ) -> None:
+        folder = out or Path("runs") / experiment.name
+        chosen = experiment.study(
+            folder,
+            seeds,
+            epochs_scale=epochs_scale,
+            overrides=override or [],
+            baseline=baseline,
+        )
+        if at_once is None and device != "cpu" and torch.cuda.is_available():
+            at_once = GPU_AT_ONCE
+        run_study(
+            chosen,
+            data,
+            only=only or [],
+            engine=engine,
+            device=device,
+            workers=workers,
+            at_once=at_once,
+        )
+        _show(folder)
+
+    command.__doc__ = (
+        f"{experiment.about}\n\n"
+        f"Arms: {', '.join(draft.name for draft in experiment.drafts)}.\n\n"
+        "Leaves study.json, table.md and figures (SVG) beside the runs. A first look: "
+        f"unflip study {experiment.name} --epochs-scale 0.05 --seeds 2 --data DIR"
+    )
+    study.command(experiment.name)(command)
+
+
+for _experiment in EXPERIMENTS.values():
+    _add(_experiment)
+
+
+def _show(out: Path) -> None:
+    print((out / "table.md").read_text())
+    print(f"in {out}")
 
 
 @study.command("methods")
@@ -27,21 +128,35 @@ def compare_methods(
     only: Annotated[
         list[str] | None, typer.Option(help="Only this method (repeat for more).")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
+    override: Overrides = None,
+    data: Data = None,
     out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/methods"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
+    device: Device = None,
+    engine: Engine = "together",
+    workers: WorkerCount = 2,
 ) -> None:
-    """Train every method on the same recipe and seeds, and write one table."""
-    from unflip.study.methods import compared, study_methods, table
+    """Train every method on the same recipe and seeds, and write one table.
 
-    chosen = load_recipe(recipe, [f"epochs={epochs}"])
+    On a GPU, --engine pool --workers 4 compiles four methods at the same time while one trains; seconds per epoch are
+    medians, and no two methods train at once.
+    """
+    from unflip.study.methods import compared, study_methods
+
+    chosen = load_recipe(recipe, [*(override or []), f"epochs={epochs}"])
     names = [
         known(name, ["float", *compared()], "method to compare") for name in only or compared()
     ]
-    images = load_data(chosen.data.name, data)
-    rows = study_methods(chosen, images, out, names=names, seeds=seeds, device=device)
-    print(table(rows, chosen))
-    print(f"in {out}")
+    study_methods(
+        chosen,
+        data,
+        out,
+        names=names,
+        seeds=seeds,
+        engine=engine,
+        workers=workers,
+        device=device,
+    )
+    _show(out)
 
 
 @study.command("autobnn")
@@ -57,9 +172,9 @@ def search_widths(
         str, typer.Option(help="What to train; its method is replaced.")
     ] = "cifar10-resnet20-dorefa",
     method: Annotated[str, typer.Option(help="What binarizes the candidates.")] = "autobnn",
-    data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
+    data: Data = None,
     out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/autobnn"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
+    device: Device = None,
 ) -> None:
     """Search the widths of a network under a FLOPs budget by evolution, and write one table."""
     from unflip.study.autobnn import Search
@@ -70,5 +185,4 @@ def search_widths(
     search = Search(population, generations, budget, seed=seed)
     images = load_data(chosen.data.name, data)
     evolve(chosen, images, out, search=search, device=device)
-    print((out / "table.md").read_text())
-    print(f"in {out}")
+    _show(out)

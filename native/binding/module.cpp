@@ -1,0 +1,130 @@
+// The Python module: the C API as one class. What users see is in src/unflip/runtime.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "unflip.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Input = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+using Shape = std::tuple<int, int, int>;
+
+// Names in a message come from a file or a path, and a message that is cut may end within a character.
+nb::object text(const char* bytes) {
+  return nb::steal(PyUnicode_DecodeUTF8(bytes, static_cast<Py_ssize_t>(std::strlen(bytes)), "replace"));
+}
+
+[[noreturn]] void raise_value_error(const char* message) {
+  PyErr_SetObject(PyExc_ValueError, text(message).ptr());
+  throw nb::python_error();
+}
+
+class Network {
+ public:
+  Network(const nb::bytes& path, int threads) {
+    const char* text = path.c_str();
+    without_gil([&] { return (model_ = unflip_load(text, threads)) != nullptr; });
+  }
+
+  Network(const nb::bytes& data, int threads, bool) {
+    const void* bytes = data.data();
+    const size_t size = data.size();
+    without_gil([&] { return (model_ = unflip_load_memory(bytes, size, threads)) != nullptr; });
+  }
+
+  ~Network() { unflip_free(model_); }
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  void run(const Input& input, const Output& output) {
+    const int batch = checked_batch(input, output);
+    without_gil([&] { return unflip_run(model_, input.data(), batch, output.data()) == 0; });
+  }
+
+  std::vector<double> profile(const Input& input, const Output& output) {
+    const int batch = checked_batch(input, output);
+    std::vector<double> seconds(static_cast<size_t>(unflip_ops(model_)));
+    without_gil([&] { return unflip_profile(model_, input.data(), batch, output.data(), seconds.data()) == 0; });
+    return seconds;
+  }
+
+  Shape input_shape() const { return shape(unflip_input_shape); }
+  Shape output_shape() const { return shape(unflip_output_shape); }
+
+  nb::list ops() const {
+    nb::list names;
+    for (int i = 0; i < unflip_ops(model_); ++i) names.append(text(unflip_op_name(model_, i)));
+    return names;
+  }
+
+  nb::object preprocess() const { return text(unflip_preprocess(model_)); }
+  nb::object labels() const { return text(unflip_labels(model_)); }
+  std::string isa() const { return unflip_isa(model_); }
+  int threads() const { return unflip_threads(model_); }
+
+ private:
+  // Other Python threads run meanwhile. An action that fails has left its message for this thread.
+  template <typename Action>
+  static void without_gil(Action action) {
+    bool done;
+    {
+      nb::gil_scoped_release release;
+      done = action();
+    }
+    if (!done) raise_value_error(unflip_error());
+  }
+
+  Shape shape(void (*get)(const unflip_model*, int*)) const {
+    int sizes[3];
+    get(model_, sizes);
+    return {sizes[0], sizes[1], sizes[2]};
+  }
+
+  static size_t elements(const Shape& shape) {
+    return static_cast<size_t>(std::get<0>(shape)) * static_cast<size_t>(std::get<1>(shape)) *
+           static_cast<size_t>(std::get<2>(shape));
+  }
+
+  // Python has looked at the shapes and says what is wrong with them; this keeps a slip there from writing past an end.
+  int checked_batch(const Input& input, const Output& output) const {
+    const size_t sample = elements(input_shape()), batch = input.size() / sample;
+    if (batch * sample != input.size() || batch * elements(output_shape()) != output.size() ||
+        batch > std::numeric_limits<int>::max())
+      raise_value_error("input and output must have the model's shapes and the same batch");
+    return static_cast<int>(batch);
+  }
+
+  unflip_model* model_ = nullptr;
+};
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("version", [] { return std::string(unflip_version()); });
+  nb::class_<Network>(m, "Network")
+      .def(nb::init<const nb::bytes&, int>(), nb::arg("path"), nb::arg("threads"))
+      .def_static(
+          "from_bytes", [](const nb::bytes& data, int threads) { return new Network(data, threads, true); }, nb::arg("data"),
+          nb::arg("threads"), nb::rv_policy::take_ownership)
+      .def("run", &Network::run, nb::arg("input").noconvert(), nb::arg("output").noconvert())
+      .def("profile", &Network::profile, nb::arg("input").noconvert(), nb::arg("output").noconvert())
+      .def_prop_ro("input_shape", &Network::input_shape)
+      .def_prop_ro("output_shape", &Network::output_shape)
+      .def_prop_ro("ops", &Network::ops)
+      .def_prop_ro("preprocess", &Network::preprocess)
+      .def_prop_ro("labels", &Network::labels)
+      .def_prop_ro("isa", &Network::isa)
+      .def_prop_ro("threads", &Network::threads);
+}

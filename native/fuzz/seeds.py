@@ -1,0 +1,192 @@
+"""Small valid networks that have every op, step and field of the format between them.
+
+    python native/fuzz/seeds.py FOLDER     writes them there, as a fuzzer's first inputs
+
+The tests of the loader start from them too.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unflip.packing.file import Packed, to_bytes
+
+Fields = dict[str, Any]
+
+
+class Network:
+    """A graph that grows op by op; each call gives the new value's number."""
+
+    def __init__(self, *shape: int, preprocess: Fields | None = None, seed: int = 0) -> None:
+        self.input = {"shape": list(shape), "preprocess": preprocess}
+        self.ops: list[Fields] = []
+        self.tensors: dict[str, np.ndarray[Any, Any]] = {}
+        self.random = np.random.default_rng(seed)
+
+    def tensor(self, *shape: int) -> str:
+        return self.keep(self.random.normal(size=shape).astype(np.float32))
+
+    def keep(self, values: np.ndarray[Any, Any]) -> str:
+        name = f"t{len(self.tensors)}"
+        self.tensors[name] = values
+        return name
+
+    def op(self, kind: str, *inputs: int, **fields: Any) -> int:
+        name = f"{kind}{len(self.ops)}"
+        self.ops.append({"op": kind, "name": name, "inputs": list(inputs), **fields})
+        return len(self.ops)
+
+    def signs(self, *inputs: int) -> int:
+        zero = self.keep(np.zeros((1, 1), np.float32))
+        return self.op(
+            "quantize",
+            *inputs,
+            thresholds=zero,
+            strict=[False],
+            coding="planes",
+            scales=[2.0],
+            offset=-1.0,
+        )
+
+    def conv(self, x: int, *shape: int, steps: list[Fields] | None = None, **fields: Any) -> int:
+        window = {"stride": [1, 1], "dilation": [1, 1], "padding": [0, 0, 0, 0], "groups": 1}
+        return self.op("conv", x, shape=list(shape), **{**window, **fields}, steps=steps or [])
+
+    def bits(self, *shape: int) -> str:
+        signs = self.random.integers(0, 2, size=int(np.prod(shape)))
+        return self.keep(np.packbits(signs.astype(np.uint8), bitorder="little"))
+
+    def packed(self, labels: list[str] | None = None) -> Packed:
+        graph = {
+            "input": self.input,
+            "ops": self.ops,
+            "output": len(self.ops),
+            "labels": labels,
+        }
+        return Packed(graph, self.tensors)
+
+
+def residual() -> Packed:
+    """±1 by ±1 with a shortcut, as most binary networks are."""
+    n = Network(3, 6, 6, preprocess={"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.3]})
+    affine = {"step": "affine", "scale": n.tensor(8), "shift": n.tensor(8)}
+    first = n.conv(0, 8, 3, 3, 3, weight=n.tensor(8, 3, 3, 3), padding=[1, 1, 1, 1], steps=[affine])
+    code = n.signs(first)
+    steps = [{"step": "affine", "shift": n.tensor(8)}, {"step": "add", "value": first}]
+    second = n.conv(
+        code,
+        *(8, 8, 3, 3),
+        bits=n.bits(1, 8, 8, 3, 3),
+        scales=n.tensor(1, 8),
+        padding=[1, 1, 1, 1],
+        steps=[*steps, {"step": "prelu", "slope": n.tensor(8)}],
+    )
+    mean = n.op("mean", second)
+    n.op("softmax", n.conv(mean, 4, 8, 1, 1, weight=n.tensor(4, 8, 1, 1)))
+    return n.packed(["cat", "dog", "Käfer", "鳥"])
+
+
+def pools() -> Packed:
+    """Windows of all sorts, in float."""
+    n = Network(4, 9, 7)
+    clamp = {"step": "clamp", "low": 0.0, "high": None}
+    x = n.conv(
+        0,
+        *(6, 2, 3, 2),
+        weight=n.tensor(6, 2, 3, 2),
+        groups=2,
+        stride=[1, 2],
+        dilation=[2, 1],
+        padding=[2, 0, 1, 1],
+        steps=[clamp, {"step": "affine", "scale": n.tensor(1)}],
+    )
+    window = {"kernel": [3, 3], "stride": [2, 2], "padding": [1, 1]}
+    most = n.op("max_pool", x, **window, ceil=True)
+    n.op(
+        "avg_pool",
+        most,
+        kernel=[2, 1],
+        stride=[2, 1],
+        padding=[1, 0],
+        ceil=True,
+        count_padding=True,
+    )
+    n.op("avg_pool", x, **window, ceil=True, count_padding=False)
+    n.op("flatten", n.op("concat", most, len(n.ops)))
+    return n.packed()
+
+
+def levels() -> Packed:
+    """Codes of several bits, several bases, and scales that depend on the input."""
+    n = Network(4, 5, 5)
+    unit = n.op("mean_abs", 0, over="sample")
+    code = n.op(
+        "quantize",
+        *(0, unit),
+        thresholds=n.keep(np.array([[0.2], [0.5], [1.0]], np.float32)),
+        strict=[False, True, True],
+        coding="levels",
+        scales=[0.5, 1.0],
+        offset=-0.25,
+    )
+    gain = n.op("mean_abs", 0, over="channels", groups=2)
+    gate = n.op("mean", 0)
+    x = n.conv(
+        code,
+        *(4, 2, 3, 3),
+        bits=n.bits(2, 4, 2, 3, 3),
+        scales=n.tensor(2, 1),
+        offset=n.tensor(1),
+        groups=2,
+        padding=[1, 1, 1, 1],
+        steps=[{"step": "mul", "value": gain}, {"step": "mul", "value": gate}],
+    )
+    planes = n.op(
+        "quantize",
+        x,
+        thresholds=n.tensor(2, 4),
+        strict=[True, False],
+        coding="planes",
+        scales=[0.7, 0.3],
+        offset=0.1,
+    )
+    n.conv(
+        planes, 3, 4, 1, 1, bits=n.bits(1, 3, 4, 1, 1), scales=n.tensor(1, 3), offset=n.tensor(3)
+    )
+    return n.packed()
+
+
+def pieces() -> Packed:
+    """Slices, padding, and binary weights on floats."""
+    n = Network(3, 8, 8)
+    part = n.op("slice", 0, start=[0, 0, 1], stop=[3, 8, 8], step=[2, 2, 3])
+    grown = n.op("pad", part, before=[1, 0, 1], after=[0, 1, 0])
+    x = n.conv(grown, 5, 3, 2, 2, bits=n.bits(1, 5, 3, 2, 2), scales=n.tensor(1, 5))
+    steps = [{"step": "clamp", "low": -1, "high": 1}, {"step": "prelu", "slope": n.tensor(1)}]
+    n.op("map", x, steps=steps)
+    return n.packed(list("abcde"))
+
+
+def vector() -> Packed:
+    """A perceptron: features, no pixels."""
+    n = Network(20, 1, 1)
+    code = n.signs(0)
+    affine = {"step": "affine", "scale": n.tensor(70), "shift": n.tensor(70)}
+    x = n.conv(code, 70, 20, 1, 1, bits=n.bits(1, 70, 20), scales=n.tensor(1, 1), steps=[affine])
+    n.conv(n.signs(x), 3, 70, 1, 1, bits=n.bits(1, 3, 70), scales=n.tensor(1, 3))
+    return n.packed(["x", "y", "z"])
+
+
+def seeds() -> dict[str, Packed]:
+    return {make.__name__: make() for make in (residual, pools, levels, pieces, vector)}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, packed in seeds().items():
+        (folder / f"{name}.unflip").write_bytes(to_bytes(packed))

@@ -1,0 +1,252 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#include "engine/binary_conv.h"
+#include "engine/float_conv.h"
+#include "engine/plan.h"
+#include "engine/simple_tasks.h"
+
+namespace unflip {
+namespace {
+
+const Kernels* find_kernels(const std::string& isa) {
+  for (const Kernels* k : {avx2_kernels(), neon_kernels(), portable_kernels(), avx2_intrinsics_kernels(),
+                           portable_look_up_kernels()})
+    if (k && (isa.empty() || isa == k->name)) return k;
+  throw std::runtime_error("no instruction set '" + isa + "' in this build or on this CPU");
+}
+
+// Memory aligned for vectors and cache lines.
+class AlignedBytes {
+ public:
+  explicit AlignedBytes(size_t size) : data_(static_cast<uint8_t*>(std::aligned_alloc(64, (size + 127) / 64 * 64))) {
+    if (!data_) throw std::bad_alloc();
+    std::fill(data_, data_ + (size + 127) / 64 * 64, uint8_t{0});
+  }
+  ~AlignedBytes() { std::free(data_); }
+  AlignedBytes(const AlignedBytes&) = delete;
+  AlignedBytes& operator=(const AlignedBytes&) = delete;
+  uint8_t* data() const { return data_; }
+
+ private:
+  uint8_t* data_;
+};
+
+// Room for one image on its way through the network.
+struct Arena {
+  AlignedBytes memory;
+  std::vector<float*> values;
+  std::vector<uint8_t*> codes;
+
+  Arena(const Plan& plan, int64_t bytes) : memory(bytes) {
+    for (size_t v = 0; v < plan.values.size(); v++) {
+      uint8_t* place = plan.offset[v] < 0 ? nullptr : memory.data() + plan.offset[v];
+      values.push_back(plan.values[v].code ? nullptr : reinterpret_cast<float*>(place));
+      codes.push_back(plan.values[v].code ? place : nullptr);
+    }
+  }
+};
+
+struct EngineWorkspace : Workspace {
+  std::vector<std::unique_ptr<Arena>> arenas;  // one, or one a thread
+};
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Threads work on images of their own only if an arena is no larger than this, about a core's cache: larger ones would compete for
+// memory, and all threads on one image are faster.
+constexpr int64_t kLargeArena = int64_t{1} << 20;
+
+class EngineImpl : public Engine {
+ public:
+  EngineImpl(Graph graph, const Kernels& kernels, int threads)
+      : graph_(std::move(graph)), kernels_(kernels), isa_(kernels.name), threads_(std::max(1, threads)),
+        plan_(make_plan(graph_, kernels)) {
+    if (graph_.is_code(graph_.output)) output_quantizer_ = graph_.ops[graph_.output - 1].quantizer;
+    for (PlannedOp& planned : plan_.ops) tasks_.push_back(make_task(planned));
+    give_up_weights();
+    for (const auto& task : tasks_) {
+      scratch_bytes_ = std::max(scratch_bytes_, round_up(task->scratch_bytes, 64));
+      thread_scratch_bytes_ = std::max(thread_scratch_bytes_, round_up(task->thread_scratch_bytes, 64));
+    }
+    arena_bytes_ = plan_.bytes + scratch_bytes_ + threads_ * thread_scratch_bytes_;
+  }
+
+  std::unique_ptr<Workspace> workspace() const override {
+    auto workspace = std::make_unique<EngineWorkspace>();
+    for (int i = 0; i < arenas(); i++) workspace->arenas.push_back(std::make_unique<Arena>(plan_, arena_bytes_));
+    return workspace;
+  }
+
+  void run(const float* input, float* output, int batch, Workspace& workspace, ThreadPool* pool,
+           double* seconds) const override {
+    auto& arenas = static_cast<EngineWorkspace&>(workspace).arenas;
+    const int64_t in_size = graph_.input.size(), out_size = graph_.shape(graph_.output).size();
+    if (pool && (pool->threads() == 1 || pool->threads() > threads_)) pool = nullptr;
+    int done = 0;
+    if (pool && !seconds && static_cast<int>(arenas.size()) >= pool->threads() && batch > 1) {
+      // Whole images side by side need no waiting for each other; the rest shares the threads.
+      done = batch / pool->threads() * pool->threads();
+      auto image = [&](int i, int thread) {
+        run_image(input + i * in_size, output + i * out_size, *arenas[thread], nullptr, nullptr);
+      };
+      RunContext context;
+      context.pool = pool;
+      parallel(context, done, image);
+    }
+    for (int i = done; i < batch; i++)
+      run_image(input + i * in_size, output + i * out_size, *arenas[0], pool, seconds);
+  }
+
+  const Graph& graph() const override { return graph_; }
+  const std::string& isa() const override { return isa_; }
+  size_t workspace_bytes() const override { return static_cast<size_t>(arena_bytes_) * arenas(); }
+
+ private:
+  int arenas() const { return arena_bytes_ > kLargeArena ? 1 : threads_; }
+
+  std::unique_ptr<Task> make_task(PlannedOp& planned) const {
+    const Op& op = graph_.ops[planned.op];
+    if (op.kind == OpKind::Conv) return make_conv(op, planned);
+    auto finisher = [&] { return std::make_unique<Finisher>(op.shape, planned.steps, planned.emits, plan_.values); };
+    const int input = op.inputs[0];
+    switch (op.kind) {
+      case OpKind::Quantize:
+      case OpKind::Map: return make_map(input, plan_.values, finisher(), threads_);
+      case OpKind::MaxPool:
+      case OpKind::AvgPool: return make_pool(op, input, plan_.values, finisher());
+      default: return make_simple(op, planned.emits.value, plan_.values);
+    }
+  }
+
+  std::unique_ptr<Task> make_conv(Op op, PlannedOp& planned) const {
+    if (op.conv.bases) fold_scale(op.conv, planned.steps);
+    const int input = op.inputs[0];
+    if (planned.pool >= 0) {
+      const Op& pool = graph_.ops[planned.pool];
+      auto own = std::make_unique<Finisher>(op.shape, planned.steps, Emits(), plan_.values);
+      auto last = std::make_unique<Finisher>(pool.shape, std::vector<Step>(), planned.emits, plan_.values);
+      return make_float_conv(op, input, plan_.values, std::move(own), &pool, std::move(last), threads_);
+    }
+    auto finisher = std::make_unique<Finisher>(op.shape, planned.steps, planned.emits, plan_.values);
+    if (!graph_.is_code(input))
+      return make_float_conv(op, input, plan_.values, std::move(finisher), nullptr, nullptr, threads_);
+    const Quantizer& quantizer = graph_.ops[input - 1].quantizer;
+    if (looks_up(op, quantizer, graph_.shape(input), kernels_))
+      return make_look_up_conv(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
+    return make_counting_conv(op, quantizer, input, plan_.values, std::move(finisher), threads_);
+  }
+
+  // The weights' scales take a factor that would follow right after.
+  static void fold_scale(Convolution& conv, std::vector<Step>& steps) {
+    if (steps.empty() || steps[0].kind != StepKind::Affine || steps[0].scale.empty()) return;
+    const std::vector<float> scale = std::move(steps[0].scale);
+    steps[0].scale.clear();
+    auto factor = [&](int filter) { return scale[scale.size() == 1 ? 0 : filter]; };
+    for (size_t i = 0; i < conv.scales.size(); i++) conv.scales[i] *= factor(static_cast<int>(i % conv.filters));
+    if (conv.offset.size() == 1) conv.offset.resize(conv.filters, conv.offset[0]);
+    for (size_t o = 0; o < conv.offset.size(); o++) conv.offset[o] *= factor(static_cast<int>(o));
+  }
+
+  // The tasks have them packed.
+  void give_up_weights() {
+    for (Op& op : graph_.ops) {
+      std::vector<float>().swap(op.conv.weight);
+      std::vector<uint8_t>().swap(op.conv.bits);
+    }
+  }
+
+  void run_image(const float* input, float* output, Arena& arena, ThreadPool* pool, double* seconds) const {
+    RunContext context;
+    context.kernels = &kernels_;
+    context.pool = pool;
+    context.values = arena.values.data();
+    context.codes = arena.codes.data();
+    context.scratch = arena.memory.data() + plan_.bytes;
+    context.thread_scratch = context.scratch + scratch_bytes_;
+    context.thread_scratch_bytes = thread_scratch_bytes_;
+    read_input(context, input);
+    for (size_t i = 0; i < tasks_.size(); i++) {
+      const double start = seconds ? now() : 0;
+      tasks_[i]->run(context);
+      if (seconds) seconds[plan_.ops[i].op] += now() - start;
+    }
+    write_output(context, output);
+  }
+
+  // C x H x W to H x W x C.
+  void read_input(const RunContext& context, const float* input) const {
+    const Shape& s = graph_.input;
+    const int64_t pixels = int64_t{s.height} * s.width;
+    float* to = context.values[0];
+    parallel(context, s.height, [&](int y, int) {
+      const float* from = input + int64_t{y} * s.width;
+      float* row = to + int64_t{y} * s.width * s.channels;
+      if (s.channels == 3) {
+        for (int x = 0; x < s.width; x++) {
+          row[3 * x] = from[x];
+          row[3 * x + 1] = from[pixels + x];
+          row[3 * x + 2] = from[2 * pixels + x];
+        }
+        return;
+      }
+      for (int x = 0; x < s.width; x++)
+        for (int c = 0; c < s.channels; c++) row[int64_t{x} * s.channels + c] = from[c * pixels + x];
+    });
+  }
+
+  void write_output(const RunContext& context, float* output) const {
+    const ValueInfo& value = plan_.values[graph_.output];
+    const Shape& s = value.shape;
+    const int64_t pixels = int64_t{s.height} * s.width;
+    if (value.code) return write_code(context, value, output);
+    const float* from = context.values[graph_.output];
+    for (int64_t p = 0; p < pixels; p++)
+      for (int c = 0; c < s.channels; c++) output[c * pixels + p] = from[p * value.stride + c];
+  }
+
+  void write_code(const RunContext& context, const ValueInfo& value, float* output) const {
+    const Shape& s = value.shape;
+    for (int c = 0; c < s.channels; c++)
+      for (int y = 0; y < s.height; y++)
+        for (int x = 0; x < s.width; x++) {
+          float sum = output_quantizer_.offset;
+          for (int p = 0; p < value.layout.planes; p++) {
+            const uint8_t* pixel = context.codes[graph_.output] + p * value.layout.plane_bytes + value.layout.at(y, x);
+            if (pixel[c / 8] >> (c % 8) & 1) sum += output_quantizer_.scales[p];
+          }
+          *output++ = sum;
+        }
+  }
+
+  Graph graph_;
+  const Kernels& kernels_;
+  std::string isa_;
+  int threads_;
+  Plan plan_;
+  std::vector<std::unique_ptr<Task>> tasks_;  // one for each of plan_.ops
+  Quantizer output_quantizer_;                // if the output is a code
+  int64_t scratch_bytes_ = 0, thread_scratch_bytes_ = 0, arena_bytes_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const Kernels* k : {avx2_kernels(), neon_kernels(), portable_kernels()})
+    if (k) names.push_back(k->name);
+  return names;
+}
+
+std::unique_ptr<Engine> Engine::create(Graph graph, const std::string& isa, int threads) {
+  return std::make_unique<EngineImpl>(std::move(graph), *find_kernels(isa), threads);
+}
+
+}  // namespace unflip

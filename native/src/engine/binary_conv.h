@@ -1,0 +1,24 @@
+// Convolution of a code (bit planes) with binary weights.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "finisher.h"
+
+namespace unflip {
+
+// Which of the two ways below a convolution goes; the first needs the code's border written out.
+bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const Kernels& kernels);
+
+// By look-up, see ../kernels/look_up.h: all but strange shapes.
+std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input,
+                                        const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                                        const Kernels& kernels, int threads);
+
+// By counting differing bits, window by window: every shape, groups, channels of any number.
+std::unique_ptr<Task> make_counting_conv(const Op& op, const Quantizer& quantizer, int input,
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                                         int threads);
+
+}  // namespace unflip

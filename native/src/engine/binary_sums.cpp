@@ -1,0 +1,174 @@
+#include "binary_sums.h"
+
+#include <cmath>
+#include <stdexcept>
+
+#include "../kernels/kernels.h"
+
+namespace unflip {
+namespace {
+
+constexpr int kLargestMultiple = 4096;
+
+// Writes value as multiple * unit if that is exact.
+bool as_multiple(float value, float unit, int* multiple) {
+  float m = std::nearbyint(value / unit);
+  if (!(std::fabs(m) <= kLargestMultiple) || m * unit != value) return false;
+  *multiple = static_cast<int>(m);
+  return true;
+}
+
+bool in_units(const Quantizer& q, float unit, CodeUnits* units) {
+  units->unit = unit;
+  units->scales.assign(q.planes(), 0);
+  for (int p = 0; p < q.planes(); p++)
+    if (!as_multiple(q.scales[p], unit, &units->scales[p])) return false;
+  return as_multiple(q.offset, unit, &units->offset);
+}
+
+bool sign_bit(const Convolution& conv, int64_t index) { return conv.bits[index / 8] >> (index % 8) & 1; }
+
+}  // namespace
+
+CodeUnits code_units(const Quantizer& q) {
+  float smallest = 0;
+  auto consider = [&](float v) {
+    v = std::fabs(v);
+    if (v > 0 && (smallest == 0 || v < smallest)) smallest = v;
+  };
+  for (float s : q.scales) consider(s);
+  consider(q.offset);
+  if (smallest == 0) smallest = 1;
+
+  CodeUnits units;
+  for (int divisor = 1; divisor <= 4 && !units.whole; divisor++) {
+    float unit = smallest / static_cast<float>(divisor);
+    units.whole = std::isnormal(unit) && in_units(q, unit, &units);
+  }
+  units.largest = std::abs(units.offset);
+  for (int s : units.scales) units.largest += std::abs(s);
+  return units;
+}
+
+BinarySums::BinarySums(const Convolution& conv, const Quantizer& quantizer, const Window& window)
+    : bases_(conv.bases), planes_(quantizer.planes()), filters_(conv.filters), stride_(padded(conv.filters)),
+      depth_(int64_t{conv.channels} * conv.kernel.h * conv.kernel.w), kernel_(window.kernel),
+      units_(code_units(quantizer)) {
+  if (depth_ * (units_.whole ? units_.largest : 1) >= int64_t{1} << 31)
+    throw std::runtime_error("a binary convolution's sums do not fit 32 bits");
+  needs_signs_ = quantizer.offset != 0;
+  count_signs(conv);
+  make_coefficients(conv, quantizer);
+}
+
+bool BinarySums::exact_in_float() const { return depth_ * (units_.whole ? units_.largest : 1) < int64_t{1} << 24; }
+
+void BinarySums::count_signs(const Convolution& conv) {
+  const int taps = kernel_.h * kernel_.w;
+  const int64_t row = int64_t{bases_} * stride_;
+  ones_.assign(row, 0);
+  if (needs_signs_) prefix_.assign((kernel_.h + 1) * (kernel_.w + 1) * row, 0);
+  std::vector<int32_t> tap_sums(taps);
+  for (int b = 0; b < bases_; b++)
+    for (int o = 0; o < filters_; o++) {
+      const int64_t column = int64_t{b} * stride_ + o, first = (int64_t{b} * filters_ + o) * depth_;
+      tap_sums.assign(taps, 0);
+      for (int64_t k = 0; k < depth_; k++) {
+        bool plus = sign_bit(conv, first + k);
+        ones_[column] += plus;
+        tap_sums[k % taps] += plus ? 1 : -1;
+      }
+      if (!needs_signs_) continue;
+      auto at = [&](int r, int c) -> int32_t& { return prefix_[(int64_t{r} * (kernel_.w + 1) + c) * row + column]; };
+      for (int r = 0; r < kernel_.h; r++)
+        for (int c = 0; c < kernel_.w; c++)
+          at(r + 1, c + 1) = tap_sums[r * kernel_.w + c] + at(r, c + 1) + at(r + 1, c) - at(r, c);
+    }
+}
+
+void BinarySums::make_coefficients(const Convolution& conv, const Quantizer& quantizer) {
+  auto add_term = [&](std::vector<float>& terms, auto value_of) {
+    const size_t first = terms.size();
+    terms.resize(first + stride_, 0.f);
+    for (int o = 0; o < filters_; o++) terms[first + o] = value_of(o);
+  };
+  for (int b = 0; b < bases_; b++) {
+    auto times = [&](float factor) {
+      add_term(coefficients_, [&](int o) { return conv.scales[int64_t{b} * filters_ + o] * factor; });
+    };
+    if (units_.whole) {
+      times(units_.unit);
+      continue;
+    }
+    for (float scale : quantizer.scales) times(scale);
+    if (needs_signs_) times(quantizer.offset);
+  }
+  bool any_offset = false;
+  for (float v : conv.offset) any_offset |= v != 0;
+  if (!any_offset) return;
+  auto offset_times = [&](float factor) {
+    add_term(window_scale_, [&](int o) { return conv.offset[conv.offset.size() == 1 ? 0 : o] * factor; });
+  };
+  if (units_.whole) return offset_times(units_.unit);
+  for (float scale : quantizer.scales) offset_times(scale);
+  if (needs_signs_) offset_times(quantizer.offset);
+}
+
+void BinarySums::inside_signs(Taps rows, Taps columns, int32_t* out) const {
+  const int64_t row = int64_t{bases_} * stride_;
+  auto corner = [&](int r, int c) { return &prefix_[(int64_t{r} * (kernel_.w + 1) + c) * row]; };
+  const int32_t *a = corner(rows.last, columns.last), *b = corner(rows.first, columns.last),
+                *c = corner(rows.last, columns.first), *d = corner(rows.first, columns.first);
+  for (int64_t i = 0; i < row; i++) out[i] = a[i] - b[i] - c[i] + d[i];
+}
+
+void BinarySums::one_term_base(Taps rows, Taps columns, float* base) const {
+  std::vector<int32_t> signs(stride_, 0);
+  if (needs_signs_) inside_signs(rows, columns, signs.data());
+  for (int o = 0; o < stride_; o++)
+    base[o] = static_cast<float>(units_.scales[0] * ones_[o] + units_.offset * signs[o]);
+}
+
+template <class Count>
+void BinarySums::combine(const Count* differences, int64_t differences_stride, const int32_t* signs,
+                         const int32_t* plane_sums, int first, int count, float* sums) const {
+  int term = 0;
+  auto add = [&](const float* scale, auto number) {
+    if (term++ == 0)
+      for (int i = 0; i < count; i++) sums[i] = scale[i] * static_cast<float>(number(i));
+    else
+      for (int i = 0; i < count; i++) sums[i] += scale[i] * static_cast<float>(number(i));
+  };
+  for (int b = 0; b < bases_; b++) {
+    const int32_t* ones = &ones_[int64_t{b} * stride_ + first];
+    const int32_t* inside = signs ? signs + int64_t{b} * stride_ + first : nullptr;
+    const Count* x = differences + b * planes_ * differences_stride;
+    if (units_.whole) {
+      add(coefficient(term) + first, [&](int i) {
+        int32_t number = inside ? units_.offset * inside[i] : 0;
+        for (int p = 0; p < planes_; p++)
+          number += units_.scales[p] * (ones[i] - static_cast<int32_t>(x[p * differences_stride + i]));
+        return number;
+      });
+      continue;
+    }
+    for (int p = 0; p < planes_; p++)
+      add(coefficient(term) + first,
+          [&](int i) { return ones[i] - static_cast<int32_t>(x[p * differences_stride + i]); });
+    if (inside) add(coefficient(term) + first, [&](int i) { return inside[i]; });
+  }
+  if (!counts_window()) return;
+  const float* scale = window_scale_.data() + first;
+  if (units_.whole) {
+    int32_t number = units_.offset * plane_sums[planes_];
+    for (int p = 0; p < planes_; p++) number += units_.scales[p] * plane_sums[p];
+    return add(scale, [&](int) { return number; });
+  }
+  for (int p = 0; p < planes_ + (needs_signs_ ? 1 : 0); p++, scale += stride_)
+    add(scale, [&](int) { return plane_sums[p]; });
+}
+
+template void BinarySums::combine(const uint16_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;
+template void BinarySums::combine(const int32_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;
+
+}  // namespace unflip

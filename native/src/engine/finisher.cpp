@@ -1,0 +1,120 @@
+#include "finisher.h"
+
+#include <cstring>
+#include <limits>
+
+namespace unflip {
+
+Finisher::Finisher(const Shape& shape, const std::vector<Step>& steps, const Emits& emits,
+                   const std::vector<ValueInfo>& values)
+    : shape_(shape), emits_(emits) {
+  finish_.width = shape.width;
+  finish_.stride = padded(shape.channels);
+  for (const Step& step : steps) add_step(step, values);
+  finish_.steps = steps_.data();
+  finish_.step_count = static_cast<int>(steps_.size());
+  if (emits.code >= 0) {
+    add_quantizer(*emits.quantizer);
+    finish_.unit = emits.unit;
+    finish_.one_at_least = finish_.thresholds == 1 && !strict_[0] && emits.unit < 0;
+    finish_.code = values[emits.code].layout;
+  }
+}
+
+// One element for each padded channel.
+const float* Finisher::keep(const std::vector<float>& vector, float padding) {
+  std::vector<float> spread(finish_.stride, padding);
+  for (int c = 0; c < shape_.channels; c++) spread[c] = vector.size() == 1 ? vector[0] : vector[c];
+  floats_.push_back(std::move(spread));
+  return floats_.back().data();
+}
+
+void Finisher::add_step(const Step& step, const std::vector<ValueInfo>& values) {
+  FinishStep s;
+  s.value = step.value;
+  switch (step.kind) {
+    case StepKind::Affine:
+      if (step.scale.empty() && step.shift.empty()) return;
+      if (!step.scale.empty()) s.scale = keep(step.scale, 0);
+      if (!step.shift.empty()) s.shift = keep(step.shift, 0);
+      s.kind = !s.shift ? FinishKind::Scale : s.scale ? FinishKind::ScaleShift : FinishKind::Shift;
+      break;
+    case StepKind::Prelu:
+      s.kind = FinishKind::Prelu;
+      s.scale = keep(step.slope, 0);
+      break;
+    case StepKind::Clamp:
+      s.kind = FinishKind::Clamp;
+      s.low = step.low;
+      s.high = step.high;
+      break;
+    case StepKind::Add:
+      s.kind = FinishKind::Add;
+      s.value_stride = values[step.value].stride;
+      break;
+    case StepKind::Mul: {
+      const ValueInfo& factor = values[step.value];
+      bool whole_image = factor.shape.height == shape_.height && factor.shape.width == shape_.width;
+      bool per_channel = factor.shape.channels == shape_.channels;
+      s.value_stride = factor.stride;
+      if (per_channel && (!whole_image || pixels() == 1)) {
+        s.kind = FinishKind::MulChannels;
+        break;
+      }
+      s.kind = FinishKind::MulGroups;
+      std::vector<int> group(finish_.stride, factor.shape.channels - 1);
+      int run = shape_.channels / factor.shape.channels;
+      for (int c = 0; c < shape_.channels; c++) group[c] = c / run;
+      groups_.push_back(std::move(group));
+      s.group = groups_.back().data();
+      break;
+    }
+  }
+  steps_.push_back(s);
+}
+
+void Finisher::add_quantizer(const Quantizer& q) {
+  const float never = std::numeric_limits<float>::quiet_NaN();
+  const int columns = q.per_channel ? shape_.channels : 1;
+  std::vector<float> all;
+  for (int s = 0; s < q.steps(); s++) {
+    std::vector<float> row(q.thresholds.begin() + int64_t{s} * columns, q.thresholds.begin() + int64_t{s + 1} * columns);
+    const float* spread = keep(row, never);
+    all.insert(all.end(), spread, spread + finish_.stride);
+    floats_.pop_back();
+    strict_.push_back(q.strict[s]);
+  }
+  floats_.push_back(std::move(all));
+  finish_.thresholds = q.steps();
+  finish_.threshold = floats_.back().data();
+  finish_.strict = strict_.data();
+  finish_.levels = q.levels;
+}
+
+FinishTarget Finisher::target(const RunContext& context) const {
+  FinishTarget t;
+  t.values = context.values;
+  if (emits_.value >= 0) t.out = context.values[emits_.value];
+  if (emits_.code >= 0) t.bits = context.codes[emits_.code];
+  return t;
+}
+
+void Finisher::clear_border(const RunContext& context) const {
+  if (emits_.code < 0) return;
+  const CodeLayout& l = finish_.code;
+  const int64_t image_row = int64_t{shape_.width} * l.pixel_bytes, left = int64_t{l.left} * l.pixel_bytes;
+  const int below = l.top + shape_.height;
+  for (int p = 0; p < l.planes; p++) {
+    uint8_t* plane = context.codes[emits_.code] + p * l.plane_bytes;
+    std::memset(plane, 0, l.top * l.row_bytes);
+    std::memset(plane + below * l.row_bytes, 0, (l.rows - below) * l.row_bytes);
+    if (l.row_bytes == image_row) continue;
+    for (int y = l.top; y < below; y++) {
+      uint8_t* row = plane + y * l.row_bytes;
+      std::memset(row, 0, left);
+      std::memset(row + left + image_row, 0, l.row_bytes - left - image_row);
+    }
+  }
+}
+
+}  // namespace unflip

@@ -1,0 +1,347 @@
+// A tile is six pixels by 16 filters: twelve vectors of sums stay in registers while the windows stream by. The windows are read
+// where they are; a border is first written out in a copy, and where that would be absurdly large, each window is copied.
+//
+// With a pool after it (the stem of a ResNet), a thread makes some rows of the convolution in its scratch, pools them, moves the
+// rows that the next ones need to the front, and goes on: the large image in between never leaves the cache.
+#include "float_conv.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pool_window.h"
+#include "window.h"
+
+namespace unflip {
+namespace {
+
+// filters x channels x kernel, whatever the file has.
+std::vector<float> dense_weights(const Convolution& conv) {
+  if (!conv.bases) return conv.weight;
+  const int64_t per_filter = int64_t{conv.channels} * conv.kernel.h * conv.kernel.w;
+  std::vector<float> weight(conv.filters * per_filter);
+  for (int64_t i = 0; i < static_cast<int64_t>(weight.size()); i++) {
+    const int filter = static_cast<int>(i / per_filter);
+    double sum = conv.offset.empty() ? 0.0 : conv.offset[conv.offset.size() == 1 ? 0 : filter];
+    for (int b = 0; b < conv.bases; b++) {
+      int64_t bit = b * static_cast<int64_t>(weight.size()) + i;
+      double scale = conv.scales[int64_t{b} * conv.filters + filter];
+      sum += conv.bits[bit / 8] >> (bit % 8) & 1 ? scale : -scale;
+    }
+    weight[i] = static_cast<float>(sum);
+  }
+  return weight;
+}
+
+constexpr int64_t kRowBytes = 256 << 10;  // of rows kept for a pool, about: a part of a core's cache
+
+class FloatConv : public Task {
+ public:
+  FloatConv(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+            const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads)
+      : window_(op.conv, values[input].shape, op.shape), input_(input), channels_(op.conv.channels),
+        groups_(op.conv.groups), group_filters_(op.conv.filters / op.conv.groups), input_stride_(values[input].stride),
+        finisher_(std::move(finisher)), pool_finisher_(std::move(pool_finisher)) {
+    pack(op.conv);
+    choose_source();
+    if (pool)
+      choose_pool_jobs(*pool, threads);
+    else
+      choose_jobs(threads);
+  }
+
+  void run(const RunContext& context) const override {
+    if (source_ == Source::PaddedCopy) copy_padded(context);
+    if (pool_) {
+      pool_finisher_->clear_border(context);
+      parallel(context, pool_cut_.jobs, [&](int job, int thread) { run_pooled(context, job, thread); });
+      return;
+    }
+    finisher_->clear_border(context);
+    parallel(context, pixel_cut_.jobs * block_cut_.jobs, [&](int job, int thread) {
+      if (groups_ == 1)
+        run_dense(context, job, thread);
+      else
+        run_grouped(context, job, thread);
+    });
+  }
+
+ private:
+  enum class Source { InPlace, PaddedCopy, CopiedWindows };
+
+  int taps() const { return window_.kernel.h * window_.kernel.w; }
+  int64_t depth() const { return int64_t{taps()} * channels_; }
+  int group_blocks() const { return (group_filters_ + kFloatBlock - 1) / kFloatBlock; }
+
+  void pack(const Convolution& conv) {
+    const std::vector<float> dense = dense_weights(conv);
+    weights_.assign(groups_ * group_blocks() * depth() * kFloatBlock + kLanes, 0.f);
+    for (int o = 0; o < conv.filters; o++) {
+      const int f = o % group_filters_;
+      const int64_t block = int64_t{o / group_filters_} * group_blocks() + f / kFloatBlock;
+      float* packed = &weights_[block * depth() * kFloatBlock + f % kFloatBlock];
+      for (int t = 0; t < taps(); t++)
+        for (int c = 0; c < channels_; c++)
+          packed[(int64_t{t} * channels_ + c) * kFloatBlock] = dense[(int64_t{o} * channels_ + c) * taps() + t];
+    }
+  }
+
+  // Where windows are read, and as which contiguous segments.
+  void choose_source() {
+    const int all_channels = window_.in.channels;
+    pixel_floats_ = input_stride_;
+    row_floats_ = int64_t{window_.in.width} * input_stride_;
+    if (window_.has_border()) {
+      source_ = window_.padding_is_moderate() ? Source::PaddedCopy : Source::CopiedWindows;
+      pixel_floats_ = all_channels;
+      row_floats_ = window_.columns() * all_channels;
+      if (source_ == Source::PaddedCopy) scratch_bytes = (window_.rows() * row_floats_ + kLanes) * sizeof(float);
+    }
+    if (source_ == Source::CopiedWindows) {
+      segments_ = {0};
+      segment_length_ = static_cast<int>(depth());
+    } else if (pixel_floats_ == channels_ && window_.dilation.w == 1) {
+      for (int r = 0; r < window_.kernel.h; r++) segments_.push_back(r * window_.dilation.h * row_floats_);
+      segment_length_ = window_.kernel.w * channels_;
+    } else {
+      for (int t = 0; t < taps(); t++)
+        segments_.push_back(t / window_.kernel.w * window_.dilation.h * row_floats_ +
+                            t % window_.kernel.w * window_.dilation.w * int64_t{pixel_floats_});
+      segment_length_ = channels_;
+    }
+  }
+
+  // Few weights: all filters for some pixels at a time, the sums stay in the cache until they are finished. Many weights: few
+  // filters for many pixels.
+  void choose_jobs(int threads) {
+    const bool many_weights = groups_ == 1 && depth() * finisher_->stride() * 4 > (256 << 10);
+    const int pixels = finisher_->pixels(), blocks = group_blocks();
+    int per_job = many_weights ? 384 : std::max(kFloatPixels, 8192 / finisher_->stride() / kFloatPixels * kFloatPixels);
+    int pixel_jobs = std::max(1, pixels / per_job), block_jobs = many_weights ? (blocks + 3) / 4 : 1;
+    if (threads > 1 && pixel_jobs * block_jobs < threads * kJobsPerThread)
+      pixel_jobs = threads * kJobsPerThread / block_jobs;
+    pixel_cut_ = Cut(pixels, pixel_jobs, kFloatPixels);
+    block_cut_ = Cut(groups_ == 1 ? blocks : 1, block_jobs, kFloatBlocks);
+    tile_bytes_ = int64_t{pixel_cut_.size} * finisher_->stride() * sizeof(float);
+    thread_scratch_bytes = finisher_->stores_floats() ? 64 : tile_bytes_;
+    if (source_ == Source::CopiedWindows) thread_scratch_bytes += kFloatPixels * depth() * sizeof(float);
+  }
+
+  // Threads share out the pool's rows; each then goes on by as many as fit its scratch. Where two threads meet, some rows of the
+  // convolution are made twice.
+  void choose_pool_jobs(const Op& pool, int threads) {
+    pool_ = std::make_unique<PoolWindow>(pool, finisher_->shape(), finisher_->stride());
+    const int height = pool_finisher_->shape().height;
+    const int64_t row = int64_t{window_.out.width} * finisher_->stride() * sizeof(float);
+    pool_cut_ = Cut(height, threads > 1 ? 2 * threads : 1, 1);
+    const int64_t fit = (kRowBytes / row - pool.pool.kernel.h) / pool.pool.stride.h + 1;
+    pool_rows_ = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(fit, pool_cut_.size)));
+    buffer_rows_ = (pool_rows_ - 1) * pool.pool.stride.h + pool.pool.kernel.h;
+    thread_scratch_bytes = buffer_rows_ * row;
+    if (!pool_finisher_->stores_floats())
+      thread_scratch_bytes += int64_t{pool_finisher_->shape().width} * finisher_->stride() * sizeof(float);
+  }
+
+  void copy_padded(const RunContext& context) const {
+    const float* in = context.values[input_];
+    float* copy = reinterpret_cast<float*>(context.scratch);
+    parallel(context, static_cast<int>(window_.rows()), [&](int row, int) {
+      float* to = copy + row * row_floats_;
+      const int y = row - window_.top, all = window_.in.channels;
+      if (y < 0 || y >= window_.in.height) {
+        std::fill(to, to + row_floats_, 0.f);
+        return;
+      }
+      const float* from = in + int64_t{y} * window_.in.width * input_stride_;
+      const int64_t columns = window_.columns();
+      const int64_t left = std::min<int64_t>(window_.left, columns), right = std::min(columns, left + window_.in.width);
+      std::fill(to, to + left * all, 0.f);
+      if (input_stride_ == all)
+        std::copy(from, from + (right - left) * all, to + left * all);
+      else
+        for (int64_t x = left; x < right; x++)
+          std::copy(from + (x - left) * input_stride_, from + (x - left) * input_stride_ + all, to + x * all);
+      std::fill(to + right * all, to + row_floats_, 0.f);
+    });
+  }
+
+  void copy_window(const float* in, int pixel, int group, float* to) const {
+    const int y = pixel / window_.out.width, x = pixel % window_.out.width;
+    const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
+    std::fill(to, to + depth(), 0.f);
+    for (int r = rows.first; r < rows.last; r++)
+      for (int c = columns.first; c < columns.last; c++) {
+        int64_t row = window_.row(y) + r * window_.dilation.h, column = window_.column(x) + c * window_.dilation.w;
+        const float* from = in + (row * window_.in.width + column) * input_stride_ + int64_t{group} * channels_;
+        std::copy(from, from + channels_, to + (int64_t{r} * window_.kernel.w + c) * channels_);
+      }
+  }
+
+  // Points the tile at the windows of some pixels.
+  void aim(const RunContext& context, FloatTile& tile, int first, int count, int group, int thread) const {
+    tile.pixels = count;
+    if (source_ == Source::CopiedWindows) {
+      float* copies = reinterpret_cast<float*>(context.scratch_of(thread) + thread_scratch_bytes) - count * depth();
+      for (int p = 0; p < count; p++, copies += depth()) {
+        copy_window(context.values[input_], first + p, group, copies);
+        tile.input[p] = copies;
+      }
+      return;
+    }
+    const float* base = source_ == Source::PaddedCopy ? reinterpret_cast<const float*>(context.scratch)
+                                                      : context.values[input_];
+    const int64_t down = window_.stride.h * row_floats_, right = int64_t{window_.stride.w} * pixel_floats_;
+    const int y = first / window_.out.width;
+    int x = first - y * window_.out.width;
+    const float* row = base + y * down + int64_t{group} * channels_;
+    for (int p = 0; p < count; p++) {
+      tile.input[p] = row + x * right;
+      if (++x == window_.out.width) {
+        x = 0;
+        row += down;
+      }
+    }
+  }
+
+  FloatTile new_tile() const {
+    FloatTile tile;
+    tile.segments = segments_.data();
+    tile.segment_count = static_cast<int>(segments_.size());
+    tile.segment_length = segment_length_;
+    return tile;
+  }
+
+  // The floats of pixel `first` of a job: where they are stored, or scratch if they are not.
+  float* sums_of(const RunContext& context, const FinishTarget& target, int first, int thread) const {
+    return target.out ? target.out + int64_t{first} * finisher_->stride()
+                      : reinterpret_cast<float*>(context.scratch_of(thread));
+  }
+
+  void run_dense(const RunContext& context, int job, int thread) const {
+    const int pixel_job = job / block_cut_.jobs, block_job = job % block_cut_.jobs;
+    const int first = pixel_cut_.first(pixel_job), last = pixel_cut_.last(pixel_job);
+    const int channel = block_cut_.first(block_job) * kFloatBlock;
+    const int end = std::min(block_cut_.last(block_job) * kFloatBlock, finisher_->stride());
+    const FinishTarget target = finisher_->target(context);
+    float* sums = sums_of(context, target, first, thread);
+    sum_pixels(context, first, last, channel, end, sums, thread);
+    finish(context, target, sums, first, last, channel, end - channel);
+  }
+
+  // Pixels first .. last - 1, channels channel .. end - 1; sums: where the first pixel's channels begin.
+  void sum_pixels(const RunContext& context, int first, int last, int channel, int end, float* sums, int thread) const {
+    FloatTile tile = new_tile();
+    const int step = last - first == 1 ? kFloatBlock * kFloatBlocks : kFloatBlock;
+    for (int c = channel; c < end; c += step) {
+      tile.filters = std::min(step, end - c);
+      tile.weights = &weights_[c / kFloatBlock * depth() * kFloatBlock];
+      for (int p = first; p < last; p += kFloatPixels) {
+        aim(context, tile, p, std::min(kFloatPixels, last - p), 0, thread);
+        for (int i = 0; i < tile.pixels; i++) tile.out[i] = sums + int64_t{p - first + i} * finisher_->stride() + c;
+        context.kernels->float_tile(tile);
+      }
+    }
+  }
+
+  void run_pooled(const RunContext& context, int job, int thread) const {
+    const int64_t row = int64_t{window_.out.width} * finisher_->stride();
+    float* buffer = reinterpret_cast<float*>(context.scratch_of(thread));
+    int first_row = 0, next_row = 0;  // rows of the convolution that the buffer has: first_row .. next_row - 1
+    for (int y = pool_cut_.first(job); y < pool_cut_.last(job); y += pool_rows_) {
+      const int end = std::min(y + pool_rows_, pool_cut_.last(job));
+      const int from = pool_->rows(y).first, to = pool_->rows(end - 1).last;
+      const int kept = std::max(0, next_row - from);
+      if (kept) std::memmove(buffer, buffer + (from - first_row) * row, kept * row * sizeof(float));
+      first_row = from;
+      for (next_row = from + kept; next_row < to; next_row++)
+        make_row(context, next_row, buffer + (next_row - first_row) * row, thread);
+      for (int i = y; i < end; i++) pool_row(context, buffer, first_row, i);
+    }
+  }
+
+  // One row of the convolution, with its steps (which know no values, so that pixels may be numbered from the row's start).
+  void make_row(const RunContext& context, int y, float* row, int thread) const {
+    sum_pixels(context, y * window_.out.width, (y + 1) * window_.out.width, 0, finisher_->stride(), row, thread);
+    if (!finisher_->has_work()) return;
+    FinishTarget target;
+    target.out = row;
+    context.kernels->finish(finisher_->finish(), target, row, finisher_->stride(), 0, window_.out.width, 0,
+                            finisher_->stride());
+  }
+
+  void pool_row(const RunContext& context, const float* buffer, int first_row, int y) const {
+    const int width = pool_finisher_->shape().width, stride = finisher_->stride(), first = y * width;
+    const FinishTarget target = pool_finisher_->target(context);
+    float* pooled = target.out ? target.out + int64_t{first} * stride
+                               : const_cast<float*>(buffer) + int64_t{buffer_rows_} * window_.out.width * stride;
+    for (int x = 0; x < width; x++)
+      context.kernels->pool(pool_->tile(buffer, first_row, y, x, pooled + int64_t{x} * stride));
+    if (pool_finisher_->has_work())
+      context.kernels->finish(pool_finisher_->finish(), target, pooled, stride, first, first + width, 0, stride);
+  }
+
+  void run_grouped(const RunContext& context, int job, int thread) const {
+    const int first = pixel_cut_.first(job), last = pixel_cut_.last(job);
+    const FinishTarget target = finisher_->target(context);
+    float* sums = sums_of(context, target, first, thread);
+    float results[kFloatPixels][kFloatBlock];
+    FloatTile tile = new_tile();
+    for (int i = 0; i < kFloatPixels; i++) tile.out[i] = results[i];
+    for (int p = first; p < last; p += kFloatPixels)
+      for (int g = 0; g < groups_; g++) {
+        aim(context, tile, p, std::min(kFloatPixels, last - p), g, thread);
+        for (int f = 0; f < group_filters_; f += kFloatBlock) {
+          const int count = std::min(kFloatBlock, group_filters_ - f);
+          tile.filters = padded(count);
+          tile.weights = &weights_[(int64_t{g} * group_blocks() + f / kFloatBlock) * depth() * kFloatBlock];
+          context.kernels->float_tile(tile);
+          for (int i = 0; i < tile.pixels; i++)
+            std::copy(results[i], results[i] + count,
+                      sums + int64_t{p - first + i} * finisher_->stride() + g * group_filters_ + f);
+        }
+      }
+    finish(context, target, sums, first, last, 0, finisher_->stride());
+  }
+
+  void finish(const RunContext& context, const FinishTarget& target, const float* sums, int first, int last, int channel,
+              int channels) const {
+    if (finisher_->has_work())
+      context.kernels->finish(finisher_->finish(), target, sums + channel, finisher_->stride(), first, last, channel,
+                              channels);
+  }
+
+  Window window_;
+  int input_, channels_, groups_, group_filters_;
+  int input_stride_;
+  Source source_ = Source::InPlace;
+  int pixel_floats_ = 0;     // from a pixel of the source to the next
+  int64_t row_floats_ = 0;   // from a row of the source to the next
+  std::vector<int64_t> segments_;
+  int segment_length_ = 0;
+  std::vector<float> weights_;  // [group][block][tap][channel][16 filters]
+  Cut pixel_cut_, block_cut_;
+  int64_t tile_bytes_ = 0;
+  std::unique_ptr<Finisher> finisher_, pool_finisher_;
+
+  std::unique_ptr<PoolWindow> pool_;
+  Cut pool_cut_;
+  int pool_rows_ = 0, buffer_rows_ = 0;  // rows pooled at a time, and rows of the convolution these need
+};
+
+}  // namespace
+
+bool pools_rows(const Op& op, const std::vector<Step>& steps, const Op& pool) {
+  if (op.conv.groups != 1 || op.shape.width == 1) return false;
+  for (const Step& s : steps)
+    if (s.kind == StepKind::Add || s.kind == StepKind::Mul) return false;
+  // Windows that lie apart or wholly in the padding are left to the general way, and rows too large for the cache.
+  if (pool.pool.stride.h > pool.pool.kernel.h || pool.pool.padding.h >= pool.pool.kernel.h) return false;
+  return int64_t{op.shape.width} * padded(op.shape.channels) * 4 * pool.pool.kernel.h <= kRowBytes;
+}
+
+std::unique_ptr<Task> make_float_conv(const Op& op, int input, const std::vector<ValueInfo>& values,
+                                      std::unique_ptr<Finisher> finisher, const Op* pool,
+                                      std::unique_ptr<Finisher> pool_finisher, int threads) {
+  return std::make_unique<FloatConv>(op, input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
+}
+
+}  // namespace unflip

@@ -1,0 +1,407 @@
+// Binary convolution by look-up: what is around the tile of ../kernels/look_up.h.
+//
+// First the code's bytes become look-up numbers of pairs of pixels. Kernels three wide with an even (or large) output pair row y
+// with row y + half, so that a row of pairs serves all windows:
+//
+//     code rows with border   0 1 2 3 4 5 6 7 8 9         output rows 0 1 2 3 | 4 5 6 7      half = 4
+//     rows of pairs           (0,4) (1,5) (2,6) (3,7) (4,8) (5,9)       output rows (0,4) read the first three, (1,5) the next
+//
+// For the others each window is copied: pixels 0 and 1 are a pair, 2 and 3, and so on. Then tiles go over pairs and filters.
+#include <algorithm>
+#include <cstring>
+
+#include "../kernels/look_up.h"
+#include "binary_conv.h"
+#include "binary_sums.h"
+
+namespace unflip {
+namespace {
+
+constexpr int kMostBorderClasses = 64;
+constexpr int64_t kMostDepth = 65535;  // counts are 16 bits
+constexpr int kStripPairs = 32;        // pairs of a strip, at most
+
+// Filters that go through a tile together.
+struct Block {
+  int filters, first;
+  int64_t weights;  // where its weights begin
+};
+
+std::vector<Block> cut_in_blocks(int filters) {
+  std::vector<Block> blocks;
+  for (int first = 0; first < filters;) {
+    int left = filters - first, size = left > 48 ? 64 : left > 16 ? 32 : 16;
+    blocks.push_back({size, first, 0});
+    first += size;
+  }
+  return blocks;
+}
+
+// The sets of taps inside the image that occur along one side, and which one each position has.
+struct BorderClasses {
+  std::vector<Taps> taps;
+  std::vector<int> of;
+
+  template <class TapsAt>
+  BorderClasses(int positions, TapsAt taps_at) {
+    for (int i = 0; i < positions; i++) {
+      const Taps t = taps_at(i);
+      auto found = std::find(taps.begin(), taps.end(), t);
+      of.push_back(static_cast<int>(found - taps.begin()));
+      if (found == taps.end()) taps.push_back(t);
+      if (taps.size() > kMostBorderClasses) return;
+    }
+  }
+};
+
+BorderClasses row_classes(const Window& w) {
+  return BorderClasses(w.out.height, [&](int y) { return w.row_taps(y); });
+}
+
+BorderClasses column_classes(const Window& w) {
+  return BorderClasses(w.out.width, [&](int x) { return w.column_taps(x); });
+}
+
+class LookUpConv : public Task {
+ public:
+  LookUpConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
+             std::unique_ptr<Finisher> finisher, const Kernels& kernels, int threads)
+      : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels),
+        input_(input), layout_(values[input].layout), finisher_(std::move(finisher)),
+        blocks_(cut_in_blocks(op.conv.filters)) {
+    choose_pairing();
+    pack(op.conv);
+    make_border_tables();
+    choose_jobs(threads);
+    scratch_bytes = sums_.planes() * plane_numbers_ * sizeof(uint16_t) + 256;
+    plan_thread_scratch();
+  }
+
+  void run(const RunContext& context) const override {
+    finisher_->clear_border(context);
+    if (in_rows_)
+      pair_rows(context);
+    else
+      pair_windows(context);
+    parallel(context, static_cast<int>(blocks_.size()) * strip_jobs_.jobs,
+             [&](int job, int thread) { run_strips(context, job, thread); });
+  }
+
+ private:
+  int nibbles() const { return 2 * layout_.pixel_bytes; }  // of a pixel
+  int pixels() const { return window_.out.height * window_.out.width; }
+  // First row and column of the code, with its border, that a window reads.
+  int64_t code_row(int y) const { return layout_.top - window_.top + int64_t{y} * window_.stride.h; }
+  int64_t code_column(int x) const { return layout_.left - window_.left + int64_t{x} * window_.stride.w; }
+
+  void choose_pairing() {
+    const int height = window_.out.height, filters = window_.out.channels;
+    // Pairing rows loses half a row where the height is odd; copying windows costs as much as about four filters.
+    in_rows_ = window_.kernel.w == 3 && height > 1 && (height % 2 == 0 || 4 * height > filters);
+    if (in_rows_) {
+      half_ = (height + 1) / 2;
+      pair_columns_ = window_.out.width;
+      pair_rows_ = half_;
+      number_rows_ = int64_t{half_ - 1} * window_.stride.h + int64_t{window_.kernel.h - 1} * window_.dilation.h + 1;
+      number_row_ = round_up(window_.columns() * nibbles(), 32);
+      plane_numbers_ = number_rows_ * number_row_ + 32;
+      segments_ = window_.kernel.h;
+      groups_ = nibbles();
+      tap_ = int64_t{window_.dilation.w} * nibbles();
+      segment_step_ = window_.dilation.h * number_row_;
+      adjacent_ = window_.stride.w == 1 && window_.dilation.w == 1;
+    } else {
+      pair_columns_ = (pixels() + 1) / 2;
+      pair_rows_ = 1;
+      segments_ = 1;
+      groups_ = (window_.kernel.h * window_.kernel.w * nibbles() + 2) / 3;
+      tap_ = groups_;
+      number_row_ = 3 * groups_ + 32;
+      plane_numbers_ = pair_columns_ * number_row_;
+    }
+  }
+
+  // Nibble n of a filter as the tile reads it: kernel position and nibble of the pixel, or nothing (padding).
+  bool find_nibble(int segment, int group, int k, int* tap, int* nibble) const {
+    if (in_rows_) {
+      *tap = segment * window_.kernel.w + k;
+      *nibble = group;
+      return true;
+    }
+    const int n = k * groups_ + group;
+    *tap = n / nibbles();
+    *nibble = n % nibbles();
+    return *tap < window_.kernel.h * window_.kernel.w;
+  }
+
+  void pack(const Convolution& conv) {
+    int64_t bytes = 0;
+    for (Block& block : blocks_) {
+      block.weights = bytes;
+      bytes += int64_t{segments_} * groups_ * 3 * look_up_row(block.filters);
+    }
+    base_bytes_ = bytes;
+    weights_.assign(bytes * conv.bases + 32, 0);
+    first_weight_ = static_cast<int64_t>(-reinterpret_cast<intptr_t>(weights_.data()) & 31);
+    for (int b = 0; b < conv.bases; b++)
+      for (const Block& block : blocks_)
+        for (int f = 0; f < block.filters && block.first + f < conv.filters; f++) pack_filter(conv, b, block, f);
+  }
+
+  void pack_filter(const Convolution& conv, int base, const Block& block, int f) {
+    const int taps = conv.kernel.h * conv.kernel.w;
+    const int64_t first = (int64_t{base} * conv.filters + block.first + f) * conv.channels * taps;
+    auto bits_of = [&](int tap, int nibble) {
+      int bits = 0;
+      for (int c = nibble * 4; c < nibble * 4 + 4 && c < conv.channels; c++) {
+        const int64_t bit = first + int64_t{c} * taps + tap;
+        bits |= (conv.bits[bit / 8] >> (bit % 8) & 1) << (c % 4);
+      }
+      return static_cast<uint8_t>(bits);
+    };
+    uint8_t* to = &weights_[first_weight_ + base * base_bytes_ + block.weights + look_up_position(block.filters, f)];
+    for (int s = 0; s < segments_; s++)
+      for (int g = 0; g < groups_; g++)
+        for (int k = 0; k < 3; k++, to += look_up_row(block.filters)) {
+          int tap, nibble;
+          *to = find_nibble(s, g, k, &tap, &nibble) ? bits_of(tap, nibble) : 0;
+          if (block.filters == 16) to[16] = *to;
+        }
+  }
+
+  // Everything that depends only on which taps are inside the image.
+  void make_border_tables() {
+    const BorderClasses rows = row_classes(window_), columns = column_classes(window_);
+    const int row_count = sums_.counts_border() ? static_cast<int>(rows.taps.size()) : 1;
+    const int column_count = sums_.counts_border() ? static_cast<int>(columns.taps.size()) : 1;
+    const int64_t stride = sums_.stride();
+    if (sums_.one_term())
+      base_table_.assign(row_count * column_count * stride, 0.f);
+    else if (sums_.counts_border())
+      signs_.assign(row_count * column_count * stride * sums_.bases(), 0);
+    for (int r = 0; r < row_count; r++)
+      for (int c = 0; c < column_count; c++) {
+        const int64_t number = r * column_count + c;
+        if (!base_table_.empty()) sums_.one_term_base(rows.taps[r], columns.taps[c], &base_table_[number * stride]);
+        if (!signs_.empty()) sums_.inside_signs(rows.taps[r], columns.taps[c], &signs_[number * stride * sums_.bases()]);
+      }
+    class_of_.assign(pixels(), 0);
+    if (sums_.counts_border())
+      for (int i = 0; i < pixels(); i++)
+        class_of_[i] = static_cast<uint16_t>(rows.of[i / window_.out.width] * column_count +
+                                             columns.of[i % window_.out.width]);
+  }
+
+  // A strip is some pairs in a row and a block of filters: their counts are made tile by tile, then finished together.
+  void choose_jobs(int threads) {
+    const int blocks = static_cast<int>(blocks_.size()), strips = (pair_columns_ + kStripPairs - 1) / kStripPairs;
+    strip_ = Cut(pair_columns_, strips, kLookUpPairs);
+    const int all = pair_rows_ * strip_.jobs;
+    strip_jobs_ = Cut(all, threads == 1 ? 1 : std::max(1, threads * kJobsPerThread / blocks), 1);
+  }
+
+  // A thread's scratch: windows of two pixels while pairing; later the counts of a strip for each base and plane, with room for
+  // a tile before them, and the sums of one pixel.
+  void plan_thread_scratch() {
+    const int64_t windows = 2 * round_up(int64_t{window_.kernel.h} * window_.kernel.w * layout_.pixel_bytes + 16, 64);
+    counts_before_ = 2 * kLookUpPairs * 64;
+    counts_of_strip_ = 2 * (kStripPairs + 2 * kLookUpPairs) * 64;
+    const int64_t counts = int64_t{sums_.bases()} * sums_.planes() * counts_of_strip_ * sizeof(uint16_t);
+    thread_scratch_bytes = std::max(windows, round_up(counts, 64) + 64 * static_cast<int64_t>(sizeof(float)));
+  }
+
+  uint16_t* numbers(const RunContext& context, int plane) const {
+    return reinterpret_cast<uint16_t*>(context.scratch) + plane * plane_numbers_;
+  }
+
+  // Calling other threads takes as long as making some 10,000 numbers.
+  int pairing_jobs(const RunContext& context) const {
+    return context.pool && sums_.planes() * plane_numbers_ > 1 << 16 ? context.pool->threads() * 2 : 1;
+  }
+
+  void pair_rows(const RunContext& context) const {
+    const int64_t bytes = window_.columns() * layout_.pixel_bytes;
+    const Cut cut(static_cast<int>(number_rows_), pairing_jobs(context), 1);
+    parallel(context, cut.jobs, [&](int job, int) {
+      for (int p = 0; p < sums_.planes(); p++)
+        for (int r = cut.first(job); r < cut.last(job); r++) {
+          const int64_t first = code_row(0) + r, second = std::min<int64_t>(code_row(half_) + r, layout_.rows - 1);
+          const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes + code_column(0) * layout_.pixel_bytes;
+          kernels_.pair_numbers(plane + first * layout_.row_bytes, plane + second * layout_.row_bytes, bytes,
+                                numbers(context, p) + r * number_row_);
+        }
+    });
+  }
+
+  void copy_window(const uint8_t* plane, int pixel, uint8_t* to) const {
+    const int y = pixel / window_.out.width, x = pixel % window_.out.width, bytes = layout_.pixel_bytes;
+    const uint8_t* from = plane + code_row(y) * layout_.row_bytes + code_column(x) * bytes;
+    const int run = window_.dilation.w == 1 ? window_.kernel.w * bytes : bytes;
+    for (int r = 0; r < window_.kernel.h; r++, from += window_.dilation.h * layout_.row_bytes)
+      for (int at = 0; at < window_.kernel.w * bytes; at += run, to += run)
+        std::memcpy(to, from + int64_t{at} * window_.dilation.w, run);
+  }
+
+  void pair_windows(const RunContext& context) const {
+    const int bytes = window_.kernel.h * window_.kernel.w * layout_.pixel_bytes;
+    const Cut cut(pair_columns_, pairing_jobs(context), 1);
+    parallel(context, cut.jobs, [&](int job, int thread) {
+      uint8_t* first = context.scratch_of(thread);
+      uint8_t* second = first + round_up(bytes + 16, 64);
+      for (int p = 0; p < sums_.planes(); p++)
+        for (int pair = cut.first(job); pair < cut.last(job); pair++) {
+          const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes;
+          copy_window(plane, 2 * pair, first);
+          copy_window(plane, std::min(2 * pair + 1, pixels() - 1), second);
+          uint16_t* to = numbers(context, p) + pair * number_row_;
+          kernels_.pair_numbers(first, second, bytes, to);
+          std::fill(to + 2 * bytes, to + 3 * groups_, uint16_t{0});
+        }
+    });
+  }
+
+  // Numbers of the window of a pair.
+  const uint16_t* numbers_at(const uint16_t* plane, int row, int column) const {
+    if (!in_rows_) return plane + column * number_row_;
+    return plane + row * window_.stride.h * number_row_ + int64_t{column} * window_.stride.w * nibbles();
+  }
+
+  void run_strips(const RunContext& context, int job, int thread) const {
+    const Block& block = blocks_[job / strip_jobs_.jobs];
+    const FinishTarget target = finisher_->target(context);
+    job %= strip_jobs_.jobs;
+    for (int i = strip_jobs_.first(job); i < strip_jobs_.last(job); i++) {
+      const int row = i / strip_.jobs, first = strip_.first(i % strip_.jobs), last = strip_.last(i % strip_.jobs);
+      uint16_t* counts = reinterpret_cast<uint16_t*>(context.scratch_of(thread)) + counts_before_;
+      const int channels = std::min(block.filters, finisher_->stride() - block.first);
+      count_strip(context, block, row, first, last, counts);
+      finish(context, target, block, counts, span(row, first, last, 0), channels, thread);
+      finish(context, target, block, counts + block.filters, span(row, first, last, 1), channels, thread);
+    }
+  }
+
+  // Output pixels of the first (or second) pixels of some pairs, and how far apart their counts are in numbers of pixels.
+  struct Span {
+    int first, last, step;
+  };
+
+  Span span(int row, int first, int last, int which) const {
+    if (!in_rows_) return which ? Span{0, 0, 1} : Span{2 * first, std::min(2 * last, pixels()), 1};
+    const int y = row + which * half_, pixel = y * window_.out.width;
+    return y < window_.out.height ? Span{pixel + first, pixel + last, 2} : Span{0, 0, 2};
+  }
+
+  // Counts of pairs first .. last - 1 of a row. The last tile of a row may begin before `first`, so as not to end after the row.
+  void count_strip(const RunContext& context, const Block& block, int row, int first, int last, uint16_t* counts) const {
+    const int size = look_up_pairs(block.filters);
+    LookUpTile tile;
+    tile.filters = block.filters;
+    tile.adjacent = in_rows_ && adjacent_ && pair_columns_ >= size;
+    tile.tap = tap_;
+    tile.segments = segments_;
+    tile.groups = groups_;
+    tile.segment_step = segment_step_;
+    for (int b = 0; b < sums_.bases(); b++)
+      for (int p = 0; p < sums_.planes(); p++) {
+        const uint16_t* plane = numbers(context, p);
+        tile.weights = &weights_[first_weight_ + b * base_bytes_ + block.weights];
+        for (int column = first; column < last; column += size) {
+          const int start = std::max(0, std::min(column, pair_columns_ - size));
+          tile.pairs[0] = numbers_at(plane, row, start);
+          if (!tile.adjacent)
+            for (int i = 1; i < size; i++) tile.pairs[i] = numbers_at(plane, row, std::min(start + i, pair_columns_ - 1));
+          tile.counts = counts + (b * sums_.planes() + p) * counts_of_strip_ + (start - first) * 2 * block.filters;
+          kernels_.look_up_tile(tile);
+        }
+      }
+  }
+
+  void finish(const RunContext& context, const FinishTarget& target, const Block& block, const uint16_t* counts,
+              const Span& span, int channels, int thread) const {
+    const int stride = span.step * block.filters;
+    if (!sums_.one_term()) {
+      for (int pixel = span.first; pixel < span.last; pixel++, counts += stride)
+        finish_terms(context, target, block, counts, pixel, channels, thread);
+      return;
+    }
+    Counts c;
+    c.count = counts;
+    c.count_stride = stride;
+    c.bases = &base_table_[block.first];
+    c.base_stride = sums_.stride();
+    c.class_of = class_of_.data();
+    c.scale = sums_.one_term_scale() + block.first;
+    c.multiple = sums_.one_term_multiple();
+    kernels_.finish_counts(finisher_->finish(), target, c, span.first, span.last, block.first, channels);
+  }
+
+  // One pixel, in the general case.
+  void finish_terms(const RunContext& context, const FinishTarget& target, const Block& block, const uint16_t* counts,
+                    int pixel, int channels, int thread) const {
+    float* sums = reinterpret_cast<float*>(context.scratch_of(thread) + thread_scratch_bytes) - 64;
+    const int32_t* signs = signs_.empty() ? nullptr : &signs_[class_of_[pixel] * sums_.stride() * sums_.bases()];
+    int32_t plane_sums[9] = {};
+    if (sums_.counts_window()) count_window(context, pixel, plane_sums);
+    sums_.combine(counts, counts_of_strip_, signs, plane_sums, block.first, channels, sums);
+    kernels_.finish(finisher_->finish(), target, sums, 0, pixel, pixel + 1, block.first, channels);
+  }
+
+  void count_window(const RunContext& context, int pixel, int32_t* plane_sums) const {
+    const int y = pixel / window_.out.width, x = pixel % window_.out.width;
+    const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
+    plane_sums[sums_.planes()] = window_.in.channels * (rows.last - rows.first) * (columns.last - columns.first);
+    for (int p = 0; p < sums_.planes(); p++) {
+      const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes;
+      for (int r = rows.first; r < rows.last; r++)
+        for (int c = columns.first; c < columns.last; c++) {
+          const uint8_t* at = plane + layout_.at(window_.row(y) + r * window_.dilation.h,
+                                                 window_.column(x) + c * window_.dilation.w);
+          for (int i = 0; i < layout_.pixel_bytes; i++) plane_sums[p] += __builtin_popcount(at[i]);
+        }
+    }
+  }
+
+  Window window_;
+  BinarySums sums_;
+  const Kernels& kernels_;
+  int input_;
+  CodeLayout layout_;
+  std::unique_ptr<Finisher> finisher_;
+  std::vector<Block> blocks_;
+
+  // Pairs of pixels, by row and column, and the numbers of their windows.
+  bool in_rows_ = false, adjacent_ = false;
+  int half_ = 0, pair_rows_ = 0, pair_columns_ = 0;
+  int64_t number_rows_ = 0, number_row_ = 0, plane_numbers_ = 0;
+  int segments_ = 0, groups_ = 0;
+  int64_t tap_ = 0, segment_step_ = 0;
+
+  std::vector<uint8_t> weights_;  // [base][block][segment][group][tap][look_up_row]
+  int64_t first_weight_ = 0, base_bytes_ = 0;
+
+  std::vector<float> base_table_;  // [border class][stride], for one term
+  std::vector<int32_t> signs_;     // [border class][base][stride], else
+  std::vector<uint16_t> class_of_;  // for each output pixel
+  Cut strip_, strip_jobs_;
+  int counts_before_ = 0, counts_of_strip_ = 0;
+};
+
+}  // namespace
+
+bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const Kernels& kernels) {
+  if (!kernels.prefer_look_up || op.conv.groups != 1) return false;
+  const Window window(op.conv, in, op.shape);
+  if (!window.padding_is_moderate()) return false;
+  const int64_t depth = int64_t{padded(in.channels)} * op.conv.kernel.h * op.conv.kernel.w;
+  if (depth > kMostDepth || depth * code_units(quantizer).largest >= 1 << 24) return false;
+  if (quantizer.offset == 0) return true;
+  return row_classes(window).taps.size() * column_classes(window).taps.size() <= kMostBorderClasses;
+}
+
+std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input,
+                                        const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                                        const Kernels& kernels, int threads) {
+  return std::make_unique<LookUpConv>(op, quantizer, input, values, std::move(finisher), kernels, threads);
+}
+
+}  // namespace unflip

@@ -1,0 +1,262 @@
+#include "simple_tasks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "pool_window.h"
+
+namespace unflip {
+namespace {
+
+class MapTask : public Task {
+ public:
+  MapTask(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher, int threads)
+      : input_(input), stride_(values[input].stride), finisher_(std::move(finisher)),
+        cut_(finisher_->pixels(), threads > 1 ? threads * kJobsPerThread : 1, 1) {}
+
+  void run(const RunContext& context) const override {
+    finisher_->clear_border(context);
+    const FinishTarget target = finisher_->target(context);
+    parallel(context, cut_.jobs, [&](int job, int) {
+      const float* source = context.values[input_] + int64_t{cut_.first(job)} * stride_;
+      context.kernels->finish(finisher_->finish(), target, source, stride_, cut_.first(job), cut_.last(job), 0,
+                              finisher_->stride());
+    });
+  }
+
+ private:
+  int input_, stride_;
+  std::unique_ptr<Finisher> finisher_;
+  Cut cut_;
+};
+
+class PoolTask : public Task {
+ public:
+  PoolTask(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher)
+      : window_(op, values[input].shape, values[input].stride), input_(input), finisher_(std::move(finisher)) {
+    if (!finisher_->stores_floats())
+      thread_scratch_bytes = int64_t{finisher_->shape().width} * finisher_->stride() * sizeof(float);
+  }
+
+  void run(const RunContext& context) const override {
+    finisher_->clear_border(context);
+    const FinishTarget target = finisher_->target(context);
+    const int width = finisher_->shape().width;
+    parallel(context, finisher_->shape().height, [&](int y, int thread) {
+      const int first = y * width;
+      float* row = target.out ? target.out + int64_t{first} * finisher_->stride()
+                              : reinterpret_cast<float*>(context.scratch_of(thread));
+      for (int x = 0; x < width; x++)
+        context.kernels->pool(window_.tile(context.values[input_], 0, y, x, row + int64_t{x} * finisher_->stride()));
+      if (finisher_->has_work())
+        context.kernels->finish(finisher_->finish(), target, row, finisher_->stride(), first, first + width, 0,
+                                finisher_->stride());
+    });
+  }
+
+ private:
+  PoolWindow window_;
+  int input_;
+  std::unique_ptr<Finisher> finisher_;
+};
+
+// What the tasks below share: inputs and an output, row by row.
+class SimpleTask : public Task {
+ public:
+  SimpleTask(const Op& op, int output, const std::vector<ValueInfo>& values)
+      : op_(op), output_(output), out_(values[output]), in_(values[op.inputs[0]]) {}
+
+ protected:
+  const float* input(const RunContext& context, int i = 0) const { return context.values[op_.inputs[i]]; }
+  float* output(const RunContext& context) const { return context.values[output_]; }
+  static int64_t at(const ValueInfo& value, int y, int x) {
+    return (int64_t{y} * value.shape.width + x) * value.stride;
+  }
+
+  const Op op_;
+  int output_;
+  ValueInfo out_, in_;
+};
+
+class MeanTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    const Cut cut(in_.shape.channels, 64, kChannels);
+    parallel(context, cut.jobs, [&](int job, int) {
+      for (int c = cut.first(job); c < cut.last(job); c += kChannels)
+        mean(input(context), output(context), c, std::min(kChannels, cut.last(job) - c));
+    });
+  }
+
+ private:
+  static constexpr int kChannels = 64;
+
+  void mean(const float* in, float* out, int first, int count) const {
+    const int pixels = in_.shape.height * in_.shape.width;
+    double sum[kChannels] = {};
+    for (int p = 0; p < pixels; p++) {
+      const float* x = in + int64_t{p} * in_.stride + first;
+      for (int c = 0; c < count; c++) sum[c] += x[c];
+    }
+    for (int c = 0; c < count; c++) out[first + c] = static_cast<float>(sum[c] / pixels);
+  }
+};
+
+class MeanAbsTask : public SimpleTask {
+ public:
+  MeanAbsTask(const Op& op, int output, const std::vector<ValueInfo>& values) : SimpleTask(op, output, values) {
+    scratch_bytes = in_.shape.height * sizeof(double);
+  }
+
+  void run(const RunContext& context) const override {
+    if (op_.over_sample)
+      over_sample(context);
+    else
+      over_channels(context);
+  }
+
+ private:
+  static double sum_abs(const float* x, int count) {
+    double sum = 0;
+    for (int i = 0; i < count; i++) sum += std::fabs(x[i]);
+    return sum;
+  }
+
+  // A sum for each row first, so that threads do not change the order.
+  void over_sample(const RunContext& context) const {
+    double* row_sums = reinterpret_cast<double*>(context.scratch);
+    parallel(context, in_.shape.height, [&](int y, int) {
+      double sum = 0;
+      for (int x = 0; x < in_.shape.width; x++) sum += sum_abs(input(context) + at(in_, y, x), in_.shape.channels);
+      row_sums[y] = sum;
+    });
+    double sum = 0;
+    for (int y = 0; y < in_.shape.height; y++) sum += row_sums[y];
+    output(context)[0] = static_cast<float>(sum / static_cast<double>(in_.shape.size()));
+  }
+
+  void over_channels(const RunContext& context) const {
+    const int run = in_.shape.channels / op_.groups;
+    parallel(context, in_.shape.height, [&](int y, int) {
+      for (int x = 0; x < in_.shape.width; x++)
+        for (int g = 0; g < op_.groups; g++)
+          output(context)[at(out_, y, x) + g] =
+              static_cast<float>(sum_abs(input(context) + at(in_, y, x) + g * run, run) / run);
+    });
+  }
+};
+
+class ConcatTask : public SimpleTask {
+ public:
+  ConcatTask(const Op& op, int output, const std::vector<ValueInfo>& values) : SimpleTask(op, output, values) {
+    for (int input : op.inputs) parts_.push_back(values[input]);
+  }
+
+  void run(const RunContext& context) const override {
+    parallel(context, out_.shape.height, [&](int y, int) {
+      int channel = 0;
+      for (size_t i = 0; i < parts_.size(); i++) {
+        const int count = parts_[i].shape.channels;
+        for (int x = 0; x < out_.shape.width; x++) {
+          const float* from = input(context, static_cast<int>(i)) + at(parts_[i], y, x);
+          std::copy(from, from + count, output(context) + at(out_, y, x) + channel);
+        }
+        channel += count;
+      }
+    });
+  }
+
+ private:
+  std::vector<ValueInfo> parts_;
+};
+
+class SliceTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    parallel(context, out_.shape.height, [&](int y, int) {
+      for (int x = 0; x < out_.shape.width; x++) {
+        const float* from =
+            input(context) + at(in_, op_.start[1] + y * op_.step[1], op_.start[2] + x * op_.step[2]) + op_.start[0];
+        float* to = output(context) + at(out_, y, x);
+        for (int c = 0; c < out_.shape.channels; c++) to[c] = from[int64_t{c} * op_.step[0]];
+      }
+    });
+  }
+};
+
+class PadTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    parallel(context, out_.shape.height, [&](int y, int) {
+      float* row = output(context) + at(out_, y, 0);
+      std::fill(row, row + int64_t{out_.shape.width} * out_.stride, 0.f);
+      const int from_y = y - op_.before[1];
+      if (from_y < 0 || from_y >= in_.shape.height) return;
+      for (int x = 0; x < in_.shape.width; x++) {
+        const float* from = input(context) + at(in_, from_y, x);
+        std::copy(from, from + in_.shape.channels, row + int64_t{x + op_.before[2]} * out_.stride + op_.before[0]);
+      }
+    });
+  }
+};
+
+class FlattenTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    const int64_t pixels = int64_t{in_.shape.height} * in_.shape.width;
+    for (int64_t p = 0; p < pixels; p++)
+      for (int c = 0; c < in_.shape.channels; c++) output(context)[c * pixels + p] = input(context)[p * in_.stride + c];
+  }
+};
+
+class SoftmaxTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    parallel(context, in_.shape.height, [&](int y, int) {
+      for (int x = 0; x < in_.shape.width; x++)
+        softmax(input(context) + at(in_, y, x), output(context) + at(out_, y, x));
+    });
+  }
+
+ private:
+  void softmax(const float* in, float* out) const {
+    const int channels = in_.shape.channels;
+    const float largest = *std::max_element(in, in + channels);
+    double sum = 0;
+    for (int c = 0; c < channels; c++) sum += out[c] = std::exp(in[c] - largest);
+    for (int c = 0; c < channels; c++) out[c] = static_cast<float>(out[c] / sum);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                               int threads) {
+  return std::make_unique<MapTask>(input, values, std::move(finisher), threads);
+}
+
+std::unique_ptr<Task> make_pool(const Op& op, int input, const std::vector<ValueInfo>& values,
+                                std::unique_ptr<Finisher> finisher) {
+  return std::make_unique<PoolTask>(op, input, values, std::move(finisher));
+}
+
+std::unique_ptr<Task> make_simple(const Op& op, int output, const std::vector<ValueInfo>& values) {
+  switch (op.kind) {
+    case OpKind::Mean: return std::make_unique<MeanTask>(op, output, values);
+    case OpKind::MeanAbs: return std::make_unique<MeanAbsTask>(op, output, values);
+    case OpKind::Concat: return std::make_unique<ConcatTask>(op, output, values);
+    case OpKind::Slice: return std::make_unique<SliceTask>(op, output, values);
+    case OpKind::Pad: return std::make_unique<PadTask>(op, output, values);
+    case OpKind::Flatten: return std::make_unique<FlattenTask>(op, output, values);
+    case OpKind::Softmax: return std::make_unique<SoftmaxTask>(op, output, values);
+    default: throw std::runtime_error("op '" + op.name + "' is not a simple one");
+  }
+}
+
+}  // namespace unflip

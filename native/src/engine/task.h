@@ -1,0 +1,74 @@
+// A task is one step of a run: an op with everything that was fused into it, its weights packed.
+#pragma once
+
+#include <cstdint>
+
+#include "../graph.h"
+#include "../kernels/kernels.h"
+#include "../thread_pool.h"
+
+namespace unflip {
+
+// How a value is kept. Floats: row by row, pixel by pixel, `stride` floats a pixel. Codes: see CodeLayout.
+struct ValueInfo {
+  Shape shape;
+  int stride = 0;
+  bool code = false;
+  CodeLayout layout;
+};
+
+// What a task may use while it runs.
+struct RunContext {
+  const Kernels* kernels = nullptr;
+  ThreadPool* pool = nullptr;
+  float* const* values = nullptr;   // by number
+  uint8_t* const* codes = nullptr;  // by number
+  uint8_t* scratch = nullptr;
+  uint8_t* thread_scratch = nullptr;
+  int64_t thread_scratch_bytes = 0;
+
+  uint8_t* scratch_of(int thread) const { return thread_scratch + thread * thread_scratch_bytes; }
+};
+
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual void run(const RunContext&) const = 0;
+  int64_t scratch_bytes = 0;         // shared by the threads, contents undefined when run begins
+  int64_t thread_scratch_bytes = 0;  // for each thread
+};
+
+// Calls work(job, thread) for job = 0 .. jobs - 1, on all threads.
+template <class Work>
+void parallel(const RunContext& context, int jobs, const Work& work) {
+  if (!context.pool || jobs <= 1) {
+    for (int job = 0; job < jobs; job++) work(job, 0);
+    return;
+  }
+  auto call = [](void* w, int job, int thread) { (*static_cast<const Work*>(w))(job, thread); };
+  context.pool->run(jobs, call, const_cast<Work*>(&work));
+}
+
+// Cuts `items` in jobs of equal size, a multiple of `grain` (but for the last).
+struct Cut {
+  int items = 0, size = 1, jobs = 0;
+
+  Cut() = default;
+  Cut(int items_, int wanted_jobs, int grain) : items(items_) {
+    int grains = (items + grain - 1) / grain;
+    if (wanted_jobs > grains) wanted_jobs = grains;
+    if (wanted_jobs < 1) wanted_jobs = 1;
+    size = (grains + wanted_jobs - 1) / wanted_jobs * grain;
+    if (size < 1) size = 1;
+    jobs = (items + size - 1) / size;
+  }
+  int first(int job) const { return job * size; }
+  int last(int job) const { return items - job * size < size ? items : (job + 1) * size; }
+};
+
+// Jobs that keep some threads equally busy without much overhead.
+constexpr int kJobsPerThread = 6;
+
+inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+}  // namespace unflip

@@ -1,0 +1,607 @@
+#include "graph.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string_view>
+#include <unordered_set>
+
+#include "json.h"
+#include "safetensors.h"
+
+namespace unflip {
+namespace {
+
+constexpr int kMaxSize = 65'536;  // of any dimension
+constexpr size_t kMaxOps = 100'000;
+constexpr int64_t kMaxElements = int64_t{1} << 28;  // of a value
+constexpr uint64_t kMaxBytes = uint64_t{1} << 31;   // of tensors, each counted as often as it is used
+constexpr size_t kMaxName = 4096;
+constexpr int kMaxPlanes = 8, kMaxSteps = 255;
+constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256;
+
+constexpr std::string_view kKinds[] = {"quantize", "conv",   "map",   "max_pool", "avg_pool", "mean",
+                                       "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax"};
+constexpr std::string_view kSteps[] = {"affine", "prelu", "clamp", "add", "mul"};
+
+template <size_t n>
+int position(const std::string_view (&names)[n], std::string_view name) {
+  for (size_t i = 0; i < n; ++i)
+    if (names[i] == name) return static_cast<int>(i);
+  return -1;
+}
+
+template <size_t n>
+std::string listed(const std::string_view (&names)[n]) {
+  std::string text;
+  for (std::string_view name : names) text.append(text.empty() ? "" : ", ").append(name);
+  return text;
+}
+
+std::string text_of(const Shape& s) {
+  return std::to_string(s.channels) + " x " + std::to_string(s.height) + " x " + std::to_string(s.width);
+}
+
+std::string text_of(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (int64_t size : shape) text.append(text.size() > 1 ? ", " : "").append(std::to_string(size));
+  return text + ")";
+}
+
+// An object of the graph whose fields are taken one by one. What is left at the end is unknown, and refused: a field we do not
+// know may change what the network computes.
+class Fields {
+ public:
+  Fields(std::string_view text, const Json& object, std::string where) : text_(text), object_(object), where_(std::move(where)) {
+    if (object.type != Json::Type::Object) fail("must be an object, not " + shown(text, object));
+    taken_.resize(object.keys.size());
+  }
+
+  [[noreturn]] void fail(const std::string& what) const { throw std::runtime_error(where_ + ": " + what); }
+
+  [[noreturn]] void wrong(const char* key, const std::string& right) const {
+    const Json* found = object_.find(key);
+    fail(std::string("'") + key + "' must be " + right + (found != nullptr ? ", not " + shown(text_, *found) : ""));
+  }
+
+  void rename(std::string where) { where_ = std::move(where); }
+  const std::string& where() const { return where_; }
+  std::string_view text() const { return text_; }
+
+  const Json* optional(const char* key) {
+    for (size_t i = 0; i < object_.keys.size(); ++i)
+      if (object_.keys[i] == key) {
+        taken_[i] = true;
+        return &object_.items[i];
+      }
+    return nullptr;
+  }
+
+  const Json& required(const char* key) {
+    const Json* found = optional(key);
+    if (found == nullptr) fail(std::string("the field '") + key + "' is missing");
+    return *found;
+  }
+
+  const std::string& string(const char* key, const std::string& right = "a string") {
+    const Json& value = required(key);
+    if (value.type != Json::Type::String) wrong(key, right);
+    return value.string;
+  }
+
+  bool boolean(const char* key) {
+    const Json& value = required(key);
+    if (value.type != Json::Type::Bool) wrong(key, "true or false");
+    return value.boolean;
+  }
+
+  const std::vector<Json>& list(const char* key, const std::string& right) {
+    const Json& value = required(key);
+    if (value.type != Json::Type::Array) wrong(key, right);
+    return value.items;
+  }
+
+  int integer(const char* key, int least, int most) {
+    int result = 0;
+    if (!whole(required(key), least, most, result)) wrong(key, "a whole number " + range(least, most));
+    return result;
+  }
+
+  // count whole numbers; names says which, as in "[h, w]".
+  void integers(const char* key, const char* names, int least, int most, int* results, size_t count) {
+    const std::string right = std::string(names) + ", whole numbers " + range(least, most);
+    const std::vector<Json>& items = list(key, right);
+    if (items.size() != count) wrong(key, right);
+    for (size_t i = 0; i < count; ++i)
+      if (!whole(items[i], least, most, results[i])) wrong(key, right);
+  }
+
+  Pair pair(const char* key, int least, int most) {
+    int both[2];
+    integers(key, "[h, w]", least, most, both, 2);
+    return {both[0], both[1]};
+  }
+
+  float number(const char* key) {
+    float result = 0;
+    if (!finite(required(key), result)) wrong(key, "a number that float32 can hold");
+    return result;
+  }
+
+  std::vector<float> numbers(const char* key, const std::string& right, size_t least, size_t most) {
+    std::vector<float> results;
+    const std::vector<Json>& items = list(key, right);
+    if (items.size() < least || items.size() > most) wrong(key, right);
+    for (const Json& item : items) {
+      results.push_back(0);
+      if (!finite(item, results.back())) wrong(key, right + ", each of which float32 can hold");
+    }
+    return results;
+  }
+
+  void finish() const {
+    for (size_t i = 0; i < taken_.size(); ++i)
+      if (!taken_[i]) fail("unknown field '" + object_.keys[i].substr(0, 100) + "'");
+  }
+
+  static bool finite(const Json& value, float& result) {
+    if (value.type != Json::Type::Number || std::fabs(value.number) > std::numeric_limits<float>::max()) return false;
+    result = static_cast<float>(value.number);
+    return true;
+  }
+
+  static bool whole(const Json& value, int least, int most, int& result) {
+    if (value.type != Json::Type::Number || value.number < least || value.number > most ||
+        value.number != std::floor(value.number))
+      return false;
+    result = static_cast<int>(value.number);
+    return true;
+  }
+
+ private:
+  static std::string range(int least, int most) { return std::to_string(least) + " .. " + std::to_string(most); }
+
+  std::string_view text_;
+  const Json& object_;
+  std::string where_;
+  std::vector<bool> taken_;
+};
+
+class Loader {
+ public:
+  explicit Loader(Container container) : container_(std::move(container)) {}
+
+  Graph load() {
+    Json json;
+    try {
+      json = parse_json(container_.graph);
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error(std::string("graph: ") + error.what());
+    }
+    Fields fields(container_.graph, json, "graph");
+    read_input(fields.required("input"));
+    const std::vector<Json>& ops = fields.list("ops", "a list");
+    if (ops.size() > kMaxOps) fields.fail("more than 100,000 ops");
+    graph_.ops.reserve(ops.size());
+    for (const Json& op : ops) read_op(op);
+    read_output(fields);
+    read_labels(fields);
+    fields.finish();
+    for (const auto& [name, tensor] : container_.tensors)
+      if (used_.count(name) == 0) throw std::runtime_error("tensor '" + name.substr(0, 100) + "': nothing in the graph uses it");
+    return std::move(graph_);
+  }
+
+ private:
+  std::string raw(const Json& value) const { return container_.graph.substr(value.begin, value.end - value.begin); }
+
+  // --- the graph's own fields
+
+  void read_input(const Json& json) {
+    Fields fields(container_.graph, json, "input");
+    int shape[3];
+    fields.integers("shape", "[C, H, W]", 1, kMaxSize, shape, 3);
+    graph_.input = {shape[0], shape[1], shape[2]};
+    if (!fits(graph_.input)) fields.fail("more than 2^28 elements: " + text_of(graph_.input));
+    const Json& preprocess = fields.required("preprocess");
+    if (preprocess.type != Json::Type::Null) check_preprocess(preprocess);
+    graph_.preprocess = raw(preprocess);
+    fields.finish();
+  }
+
+  void check_preprocess(const Json& json) const {
+    Fields fields(container_.graph, json, "preprocess");
+    const size_t channels = static_cast<size_t>(graph_.input.channels);
+    const std::string right = std::to_string(channels) + " numbers, one a channel";
+    fields.numbers("mean", right, channels, channels);
+    for (float deviation : fields.numbers("std", right, channels, channels))
+      if (!(deviation > 0)) fields.wrong("std", "numbers above 0");
+    fields.finish();
+  }
+
+  void read_output(Fields& fields) {
+    graph_.output = fields.integer("output", 0, static_cast<int>(graph_.ops.size()));
+    if (graph_.is_code(graph_.output))
+      fields.fail("'output' must be a float value, and value " + std::to_string(graph_.output) + " is a code");
+  }
+
+  void read_labels(Fields& fields) {
+    const Json& labels = fields.required("labels");
+    graph_.labels = raw(labels);
+    if (labels.type == Json::Type::Null) return;
+    const int channels = graph_.shape(graph_.output).channels;
+    const std::string right = "null or " + std::to_string(channels) + " strings, one for each channel of the output";
+    if (labels.type != Json::Type::Array || labels.items.size() != static_cast<size_t>(channels)) fields.wrong("labels", right);
+    for (const Json& label : labels.items)
+      if (label.type != Json::Type::String) fields.wrong("labels", right);
+  }
+
+  // --- ops
+
+  void read_op(const Json& json) {
+    const std::string number = "op " + std::to_string(graph_.ops.size());
+    Fields fields(container_.graph, json, number);
+    Op op;
+    const std::string& kind = fields.string("op");
+    const int found = position(kKinds, kind);
+    if (found < 0) fields.wrong("op", "one of " + listed(kKinds));
+    op.kind = static_cast<OpKind>(found);
+    op.name = fields.string("name");
+    if (op.name.size() > kMaxName) fields.fail("'name' is longer than 4,096 bytes");
+    if (op.name.find('\0') != std::string::npos) fields.fail("'name' must not hold a NUL");
+    fields.rename(number + " (" + kind + " '" + op.name.substr(0, 200) + "')");
+    read_inputs(fields, op);
+    read_kind(fields, op);
+    fields.finish();
+    graph_.ops.push_back(std::move(op));
+  }
+
+  void read_inputs(Fields& fields, Op& op) const {
+    const bool many = op.kind == OpKind::Concat, pair = op.kind == OpKind::Quantize;
+    const std::string right = many   ? "a list of 1 .. 4096 values before this op"
+                              : pair ? "[x] or [x, unit], values before this op"
+                                     : "[x], a value before this op";
+    const std::vector<Json>& items = fields.list("inputs", right);
+    if (items.empty() || items.size() > (many ? kMaxInputs : pair ? 2 : 1)) fields.wrong("inputs", right);
+    for (const Json& item : items) {
+      int value = 0;
+      if (!Fields::whole(item, 0, made(), value)) fields.wrong("inputs", right + " (0 .. " + std::to_string(made()) + ")");
+      if (op.kind != OpKind::Conv && graph_.is_code(value))
+        fields.wrong("inputs", "float values; value " + std::to_string(value) + " is a code");
+      op.inputs.push_back(value);
+    }
+  }
+
+  // The number of the newest value so far.
+  int made() const { return static_cast<int>(graph_.ops.size()); }
+
+  void read_kind(Fields& fields, Op& op) {
+    const Shape in = graph_.shape(op.inputs[0]);
+    switch (op.kind) {
+      case OpKind::Quantize: read_quantize(fields, op, in); break;
+      case OpKind::Conv: read_conv(fields, op, in); break;
+      case OpKind::Map: set_shape(fields, op, in.channels, in.height, in.width); break;
+      case OpKind::MaxPool:
+      case OpKind::AvgPool: read_pool(fields, op, in); break;
+      case OpKind::Mean: set_shape(fields, op, in.channels, 1, 1); break;
+      case OpKind::MeanAbs: read_mean_abs(fields, op, in); break;
+      case OpKind::Concat: read_concat(fields, op, in); break;
+      case OpKind::Slice: read_slice(fields, op, in); break;
+      case OpKind::Pad: read_pad(fields, op, in); break;
+      case OpKind::Flatten: set_shape(fields, op, in.size(), 1, 1); break;
+      case OpKind::Softmax: set_shape(fields, op, in.channels, in.height, in.width); break;
+    }
+    if (op.kind == OpKind::Conv || op.kind == OpKind::Map) read_steps(fields, op);
+  }
+
+  static bool fits(const Shape& shape) { return shape.size() <= kMaxElements; }
+
+  static void set_shape(const Fields& fields, Op& op, int64_t channels, int64_t height, int64_t width) {
+    for (int64_t size : {channels, height, width})
+      if (size < 1 || size > kMaxSize)
+        fields.fail("its output would have a dimension of " + std::to_string(size) + "; 1 .. 65,536 is allowed");
+    op.shape = {static_cast<int>(channels), static_cast<int>(height), static_cast<int>(width)};
+    if (!fits(op.shape)) fields.fail("its output would have more than 2^28 elements: " + text_of(op.shape));
+  }
+
+  void read_quantize(Fields& fields, Op& op, const Shape& in) {
+    Quantizer& q = op.quantizer;
+    if (op.inputs.size() == 2 && !(graph_.shape(op.inputs[1]) == Shape{1, 1, 1}))
+      fields.wrong("inputs", "[x, unit] with a unit of 1 x 1 x 1; value " + std::to_string(op.inputs[1]) + " is " +
+                                 text_of(graph_.shape(op.inputs[1])));
+    const Tensor& thresholds = tensor(fields, "thresholds", Dtype::F32, 2);
+    const int64_t steps = thresholds.shape[0], columns = thresholds.shape[1];
+    if (steps > kMaxSteps || (columns != 1 && columns != in.channels))
+      wrong_shape(fields, "thresholds", thresholds, "(1 .. 255, " + std::to_string(in.channels) + ") or (1 .. 255, 1)");
+    q.per_channel = columns != 1;
+    q.thresholds = floats(fields, "thresholds", thresholds);
+
+    const std::string right = "a list of " + std::to_string(steps) + " booleans, one a step";
+    const std::vector<Json>& strict = fields.list("strict", right);
+    if (strict.size() != static_cast<size_t>(steps)) fields.wrong("strict", right);
+    for (const Json& item : strict) {
+      if (item.type != Json::Type::Bool) fields.wrong("strict", right);
+      q.strict.push_back(item.boolean);
+    }
+
+    const std::string& coding = fields.string("coding", "\"planes\" or \"levels\"");
+    if (coding != "planes" && coding != "levels") fields.wrong("coding", "\"planes\" or \"levels\"");
+    q.levels = coding == "levels";
+    read_scales(fields, q, steps);
+    q.offset = fields.number("offset");
+    set_shape(fields, op, in.channels, in.height, in.width);
+  }
+
+  static void read_scales(Fields& fields, Quantizer& q, int64_t steps) {
+    size_t planes = static_cast<size_t>(steps);
+    if (q.levels)
+      for (planes = 0; (steps >> planes) > 0;) ++planes;
+    if (planes > kMaxPlanes) fields.fail(std::to_string(planes) + " planes; at most 8 are allowed");
+    q.scales = fields.numbers("scales", std::to_string(planes) + " numbers, one a plane", planes, planes);
+    for (size_t p = 1; q.levels && p < planes; ++p)
+      if (q.scales[p] != std::ldexp(q.scales[0], static_cast<int>(p)))
+        fields.wrong("scales", "scales[0] times 1, 2, 4, ... with the coding \"levels\"");
+  }
+
+  void read_conv(Fields& fields, Op& op, const Shape& in) {
+    Convolution& c = op.conv;
+    int shape[4], padding[4];
+    fields.integers("shape", "[O, I, kh, kw]", 1, kMaxSize, shape, 4);
+    c.filters = shape[0], c.channels = shape[1], c.kernel = {shape[2], shape[3]};
+    c.stride = fields.pair("stride", 1, kMaxSize);
+    c.dilation = fields.pair("dilation", 1, kMaxSize);
+    fields.integers("padding", "[top, left, bottom, right]", 0, kMaxSize, padding, 4);
+    c.top = padding[0], c.left = padding[1], c.bottom = padding[2], c.right = padding[3];
+    c.groups = fields.integer("groups", 1, kMaxSize);
+    if (in.channels % c.groups != 0 || c.filters % c.groups != 0)
+      fields.wrong("groups", "a number that divides " + std::to_string(in.channels) + " (the input's channels) and " +
+                                 std::to_string(c.filters) + " (filters)");
+    if (c.channels != in.channels / c.groups)
+      fields.wrong("shape", "[O, " + std::to_string(in.channels / c.groups) + ", kh, kw]: the input has " +
+                                std::to_string(in.channels) + " channels in " + std::to_string(c.groups) + " groups");
+    read_weight(fields, op);
+    set_shape(fields, op, c.filters, conv_size(fields, in.height, c.top + c.bottom, c.kernel.h, c.stride.h, c.dilation.h),
+              conv_size(fields, in.width, c.left + c.right, c.kernel.w, c.stride.w, c.dilation.w));
+  }
+
+  static int64_t conv_size(const Fields& fields, int64_t size, int64_t padding, int64_t kernel, int64_t stride,
+                           int64_t dilation) {
+    const int64_t room = size + padding - (dilation * (kernel - 1) + 1);
+    if (room < 0) fields.fail("the kernel is larger than the padded input of " + std::to_string(size + padding) + " pixels");
+    return room / stride + 1;
+  }
+
+  void read_weight(Fields& fields, Op& op) {
+    Convolution& c = op.conv;
+    const bool is_float = fields.optional("weight") != nullptr, is_binary = fields.optional("bits") != nullptr;
+    if (is_float == is_binary) fields.fail(is_float ? "has both 'weight' and 'bits'" : "needs 'weight', or 'bits' and 'scales'");
+    if (is_binary) return read_bits(fields, op);
+    if (graph_.is_code(op.inputs[0])) fields.fail("its input is a code, which needs 'bits', not 'weight'");
+    const Tensor& weight = tensor(fields, "weight", Dtype::F32, 4);
+    const std::vector<int64_t> right = {c.filters, c.channels, c.kernel.h, c.kernel.w};
+    if (weight.shape != right) wrong_shape(fields, "weight", weight, text_of(right) + ", its 'shape'");
+    c.weight = floats(fields, "weight", weight);
+  }
+
+  void read_bits(Fields& fields, Op& op) {
+    Convolution& c = op.conv;
+    const Tensor& scales = tensor(fields, "scales", Dtype::F32, 2);
+    const int64_t bases = scales.shape[0], columns = scales.shape[1];
+    if (bases > kMaxSize || (columns != 1 && columns != c.filters))
+      wrong_shape(fields, "scales", scales, "(bases, " + std::to_string(c.filters) + ") or (bases, 1)");
+    const Tensor& bits = tensor(fields, "bits", Dtype::U8, 1);
+    // No factor is above 2^16 and a file holds less than 2^34 bits: stop before the product of five could overflow.
+    int64_t signs = 1;
+    for (int64_t factor : {bases, int64_t{c.filters}, int64_t{c.channels}, int64_t{c.kernel.h}, int64_t{c.kernel.w}}) {
+      signs *= factor;
+      if (signs > static_cast<int64_t>(kMaxBytes) * 8) fields.fail("more than 2^31 bytes of weights");
+    }
+    const int64_t bytes = (signs + 7) / 8;
+    if (bits.shape[0] != bytes)
+      wrong_shape(fields, "bits", bits, "(" + std::to_string(bytes) + "): " + std::to_string(signs) + " signs, eight a byte");
+    if (signs % 8 != 0 && bits.data[bytes - 1] >> (signs % 8) != 0)
+      fields.fail("'bits': the bits left over in the last byte must be 0");
+    count_bytes(fields, bits.bytes);
+    c.bits.assign(bits.data, bits.data + bits.bytes);
+    c.bases = static_cast<int>(bases);
+    c.scales = spread(fields, floats(fields, "scales", scales), c.filters, columns == 1);
+    if (fields.optional("offset") == nullptr) return;
+    c.offset = channel_floats(fields, "offset", c.filters);
+    c.offset = spread(fields, std::move(c.offset), c.filters, c.offset.size() == 1);
+  }
+
+  // Each number count times, where it is shared.
+  std::vector<float> spread(const Fields& fields, std::vector<float> values, int count, bool shared) {
+    if (!shared || count == 1) return values;
+    count_bytes(fields, values.size() * static_cast<size_t>(count) * sizeof(float));
+    std::vector<float> all;
+    all.reserve(values.size() * static_cast<size_t>(count));
+    for (float value : values) all.insert(all.end(), static_cast<size_t>(count), value);
+    return all;
+  }
+
+  void read_pool(Fields& fields, Op& op, const Shape& in) {
+    Pool& p = op.pool;
+    p.kernel = fields.pair("kernel", 1, kMaxSize);
+    p.stride = fields.pair("stride", 1, kMaxSize);
+    p.padding = fields.pair("padding", 0, kMaxSize);
+    const bool ceil = fields.boolean("ceil");
+    if (op.kind == OpKind::AvgPool) p.count_padding = fields.boolean("count_padding");
+    // PyTorch's rule; with more, a window could lie in the padding alone.
+    if (p.padding.h > p.kernel.h / 2 || p.padding.w > p.kernel.w / 2) fields.wrong("padding", "at most half the kernel");
+    set_shape(fields, op, in.channels, pool_size(fields, in.height, p.kernel.h, p.stride.h, p.padding.h, ceil),
+              pool_size(fields, in.width, p.kernel.w, p.stride.w, p.padding.w, ceil));
+  }
+
+  static int64_t pool_size(const Fields& fields, int64_t size, int64_t kernel, int64_t stride, int64_t padding, bool ceil) {
+    const int64_t room = size + 2 * padding - kernel;
+    // In PyTorch's formula rounding up may give one window even where it does not fit whole.
+    const int64_t above = room + (ceil ? stride - 1 : 0);
+    if (above < 0) fields.fail("the kernel is larger than the padded input of " + std::to_string(size + 2 * padding) + " pixels");
+    int64_t windows = above / stride + 1;
+    if (ceil && (windows - 1) * stride >= size + padding) --windows;
+    return windows;
+  }
+
+  void read_mean_abs(Fields& fields, Op& op, const Shape& in) {
+    const std::string& over = fields.string("over", "\"channels\" or \"sample\"");
+    if (over != "channels" && over != "sample") fields.wrong("over", "\"channels\" or \"sample\"");
+    op.over_sample = over == "sample";
+    if (op.over_sample) return set_shape(fields, op, 1, 1, 1);
+    op.groups = fields.integer("groups", 1, kMaxSize);
+    if (in.channels % op.groups != 0)
+      fields.wrong("groups", "a number that divides " + std::to_string(in.channels) + ", the input's channels");
+    set_shape(fields, op, op.groups, in.height, in.width);
+  }
+
+  void read_concat(Fields& fields, Op& op, const Shape& first) {
+    int64_t channels = 0;
+    for (int value : op.inputs) {
+      const Shape& shape = graph_.shape(value);
+      if (shape.height != first.height || shape.width != first.width)
+        fields.wrong("inputs", "values of one height and width; value " + std::to_string(op.inputs[0]) + " is " + text_of(first) +
+                                   " and value " + std::to_string(value) + " is " + text_of(shape));
+      channels += shape.channels;
+    }
+    set_shape(fields, op, channels, first.height, first.width);
+  }
+
+  static void read_slice(Fields& fields, Op& op, const Shape& in) {
+    const int size[3] = {in.channels, in.height, in.width};
+    int stop[3];
+    int64_t out[3];
+    fields.integers("start", "[c, h, w]", 0, kMaxSize, op.start, 3);
+    fields.integers("stop", "[c, h, w]", 1, kMaxSize, stop, 3);
+    fields.integers("step", "[c, h, w]", 1, kMaxSize, op.step, 3);
+    for (int i = 0; i < 3; ++i) {
+      if (stop[i] > size[i]) fields.wrong("stop", "at most the input's size, " + text_of(in));
+      if (op.start[i] >= stop[i]) fields.wrong("start", "below 'stop'");
+      out[i] = (int64_t{stop[i]} - op.start[i] + op.step[i] - 1) / op.step[i];
+    }
+    set_shape(fields, op, out[0], out[1], out[2]);
+  }
+
+  static void read_pad(Fields& fields, Op& op, const Shape& in) {
+    int after[3];
+    fields.integers("before", "[c, h, w]", 0, kMaxSize, op.before, 3);
+    fields.integers("after", "[c, h, w]", 0, kMaxSize, after, 3);
+    set_shape(fields, op, int64_t{in.channels} + op.before[0] + after[0], int64_t{in.height} + op.before[1] + after[1],
+              int64_t{in.width} + op.before[2] + after[2]);
+  }
+
+  // --- steps
+
+  void read_steps(Fields& fields, Op& op) {
+    const std::vector<Json>& steps = fields.list("steps", "a list");
+    if (steps.size() > kMaxOpSteps) fields.fail("more than 256 steps");
+    for (size_t i = 0; i < steps.size(); ++i) {
+      Fields step(container_.graph, steps[i], fields.where() + ": step " + std::to_string(i));
+      op.steps.push_back(read_step(step, op.shape));
+      step.finish();
+    }
+  }
+
+  Step read_step(Fields& fields, const Shape& shape) {
+    Step step;
+    const std::string& kind = fields.string("step");
+    const int found = position(kSteps, kind);
+    if (found < 0) fields.wrong("step", "one of " + listed(kSteps));
+    step.kind = static_cast<StepKind>(found);
+    fields.rename(fields.where() + " (" + kind + ")");
+    switch (step.kind) {
+      case StepKind::Affine:
+        if (fields.optional("scale") != nullptr) step.scale = channel_floats(fields, "scale", shape.channels);
+        if (fields.optional("shift") != nullptr) step.shift = channel_floats(fields, "shift", shape.channels);
+        break;
+      case StepKind::Prelu: step.slope = channel_floats(fields, "slope", shape.channels); break;
+      case StepKind::Clamp: read_clamp(fields, step); break;
+      case StepKind::Add:
+      case StepKind::Mul: read_operand(fields, step, shape); break;
+    }
+    return step;
+  }
+
+  static void read_clamp(Fields& fields, Step& step) {
+    const float infinity = std::numeric_limits<float>::infinity();
+    step.low = fields.required("low").type == Json::Type::Null ? -infinity : fields.number("low");
+    step.high = fields.required("high").type == Json::Type::Null ? infinity : fields.number("high");
+    if (step.low > step.high) fields.wrong("low", "at most 'high'");
+  }
+
+  void read_operand(Fields& fields, Step& step, const Shape& shape) const {
+    step.value = fields.integer("value", 0, made());
+    if (graph_.is_code(step.value)) fields.wrong("value", "a float value; this one is a code");
+    const Shape& other = graph_.shape(step.value);
+    if (step.kind == StepKind::Add) {
+      if (!(other == shape)) fields.wrong("value", "a value of " + text_of(shape) + "; it is " + text_of(other));
+      return;
+    }
+    const bool by_pixel = other.height == shape.height && other.width == shape.width && shape.channels % other.channels == 0;
+    if (!by_pixel && !(other == Shape{shape.channels, 1, 1}))
+      fields.wrong("value", "g x " + std::to_string(shape.height) + " x " + std::to_string(shape.width) +
+                                " with a g that divides " + std::to_string(shape.channels) + ", or " +
+                                std::to_string(shape.channels) + " x 1 x 1; it is " + text_of(other));
+  }
+
+  // --- tensors
+
+  [[noreturn]] static void wrong_shape(const Fields& fields, const char* key, const Tensor& tensor, const std::string& right) {
+    fields.fail(std::string("'") + key + "' must have the shape " + right + ", not " + text_of(tensor.shape));
+  }
+
+  const Tensor& tensor(Fields& fields, const char* key, Dtype dtype, size_t dimensions) {
+    const std::string& name = fields.string(key, "a tensor's name");
+    const auto found = container_.tensors.find(name);
+    if (found == container_.tensors.end()) fields.wrong(key, "a tensor's name; the file has none");
+    used_.insert(name);
+    const Tensor& tensor = found->second;
+    if (tensor.dtype != dtype)
+      fields.fail(std::string("'") + key + "' must be a tensor of " + (dtype == Dtype::F32 ? "F32, not U8" : "U8, not F32"));
+    if (tensor.shape.size() != dimensions)
+      fields.fail(std::string("'") + key + "' must be a tensor of " + std::to_string(dimensions) + " dimension" +
+                  (dimensions > 1 ? "s" : "") + ", not of shape " + text_of(tensor.shape));
+    return tensor;
+  }
+
+  // One tensor may be used by many ops, and each of them gets a copy: without a limit, a small file could ask for any amount.
+  void count_bytes(const Fields& fields, uint64_t bytes) {
+    bytes_ += bytes;
+    if (bytes_ > kMaxBytes) fields.fail("the graph's tensors are more than 2^31 bytes");
+  }
+
+  std::vector<float> floats(const Fields& fields, const char* key, const Tensor& tensor) {
+    count_bytes(fields, tensor.bytes);
+    std::vector<float> values(tensor.bytes / sizeof(float));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const uint8_t* b = tensor.data + 4 * i;  // little endian, whatever this machine is
+      const uint32_t bits = uint32_t{b[0]} | uint32_t{b[1]} << 8 | uint32_t{b[2]} << 16 | uint32_t{b[3]} << 24;
+      if ((bits & 0x7F800000u) == 0x7F800000u)
+        fields.fail(std::string("'") + key + "' has a NaN or an infinity at position " + std::to_string(i));
+      std::memcpy(&values[i], &bits, sizeof bits);
+    }
+    return values;
+  }
+
+  // A tensor (count) or (1).
+  std::vector<float> channel_floats(Fields& fields, const char* key, int count) {
+    const Tensor& found = tensor(fields, key, Dtype::F32, 1);
+    if (found.shape[0] != 1 && found.shape[0] != count) wrong_shape(fields, key, found, "(" + std::to_string(count) + ") or (1)");
+    return floats(fields, key, found);
+  }
+
+  Container container_;
+  Graph graph_;
+  std::unordered_set<std::string> used_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace
+
+Graph load_graph(const uint8_t* data, size_t size, bool check_hash) {
+  return Loader(read_container(data, size, check_hash)).load();
+}
+
+const char* kind_name(OpKind kind) { return kKinds[static_cast<size_t>(kind)].data(); }
+
+}  // namespace unflip

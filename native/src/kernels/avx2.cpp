@@ -1,0 +1,197 @@
+// Kernels for x86-64 with AVX2, FMA and POPCNT. Flags of this file: -mavx2 -mfma -mbmi2 -mpopcnt
+#include "avx2.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "finish.h"
+
+namespace unflip {
+namespace {
+
+// 8 floats, for finish.h.
+struct Wide {
+  static constexpr bool kFixedSteps = true;
+  using Mask = __m256;
+  __m256 x;
+
+  static Wide load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Wide set(float v) { return {_mm256_set1_ps(v)}; }
+  static Wide from_counts(const uint16_t* p) {
+    __m128i counts = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(counts))};
+  }
+  static Wide fused(Wide a, Wide b, Wide c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
+  void store(float* p) const { _mm256_storeu_ps(p, x); }
+  Wide operator+(Wide o) const { return {_mm256_add_ps(x, o.x)}; }
+  Wide operator*(Wide o) const { return {_mm256_mul_ps(x, o.x)}; }
+  Wide operator/(Wide o) const { return {_mm256_div_ps(x, o.x)}; }
+  static Wide larger(Wide a, Wide b) { return {_mm256_max_ps(a.x, b.x)}; }
+  static Mask above(Wide a, Wide b) { return _mm256_cmp_ps(a.x, b.x, _CMP_GT_OQ); }
+  static Mask at_least(Wide a, Wide b) { return _mm256_cmp_ps(a.x, b.x, _CMP_GE_OQ); }
+  static Wide choose(Mask m, Wide a, Wide b) { return {_mm256_blendv_ps(b.x, a.x, m)}; }
+  static uint8_t bits(Mask m) { return static_cast<uint8_t>(_mm256_movemask_ps(m)); }
+
+  struct Number {
+    __m256i n;
+    static Number zero() { return {_mm256_setzero_si256()}; }
+    static Number count(Number v, Mask m) { return {_mm256_sub_epi32(v.n, _mm256_castps_si256(m))}; }
+    static uint8_t digit(Number v, int p) {  // to the sign bit
+      __m256i top = _mm256_sll_epi32(v.n, _mm_cvtsi32_si128(31 - p));
+      return static_cast<uint8_t>(_mm256_movemask_ps(_mm256_castsi256_ps(top)));
+    }
+  };
+};
+
+// Sums of a float tile: a chain of structures, so that each sum is a variable of its own and stays in a register (compilers leave
+// arrays of vectors in memory).
+
+// N pixels by 16 filters.
+template <int N>
+struct Rows : Rows<N - 1> {
+  const float* in;
+  __m256 low, high;
+
+  UNFLIP_INLINE void clear() {
+    Rows<N - 1>::clear();
+    low = high = _mm256_setzero_ps();
+  }
+  UNFLIP_INLINE void aim(const FloatTile& t, int segment) {
+    Rows<N - 1>::aim(t, segment);
+    in = t.input[N - 1] + t.segments[segment];
+  }
+  UNFLIP_INLINE void add(int64_t k, __m256 w0, __m256 w1) {
+    Rows<N - 1>::add(k, w0, w1);
+    const __m256 x = _mm256_broadcast_ss(in + k);
+    low = _mm256_fmadd_ps(x, w0, low);
+    high = _mm256_fmadd_ps(x, w1, high);
+  }
+  UNFLIP_INLINE void store(const FloatTile& t) const {
+    Rows<N - 1>::store(t);
+    _mm256_storeu_ps(t.out[N - 1], low);
+    if (t.filters > 8) _mm256_storeu_ps(t.out[N - 1] + 8, high);
+  }
+};
+
+template <>
+struct Rows<0> {
+  UNFLIP_INLINE void clear() {}
+  UNFLIP_INLINE void aim(const FloatTile&, int) {}
+  UNFLIP_INLINE void add(int64_t, __m256, __m256) {}
+  UNFLIP_INLINE void store(const FloatTile&) const {}
+};
+
+template <int Pixels>
+void float_rows(const FloatTile& t) {
+  Rows<Pixels> rows;
+  rows.clear();
+  const float* w = t.weights;
+  for (int s = 0; s < t.segment_count; s++) {
+    rows.aim(t, s);
+    for (int64_t k = 0; k < t.segment_length; k++, w += kFloatBlock)
+      rows.add(k, _mm256_loadu_ps(w), _mm256_loadu_ps(w + 8));
+  }
+  rows.store(t);
+}
+
+// One pixel by N blocks of 16 filters: a single one would wait for itself, each addition for the one before.
+template <int N>
+struct Columns : Columns<N - 1> {
+  __m256 low, high;
+
+  UNFLIP_INLINE void clear() {
+    Columns<N - 1>::clear();
+    low = high = _mm256_setzero_ps();
+  }
+  UNFLIP_INLINE void add(__m256 x, const float* w, int64_t block) {
+    Columns<N - 1>::add(x, w, block);
+    low = _mm256_fmadd_ps(x, _mm256_loadu_ps(w + (N - 1) * block), low);
+    high = _mm256_fmadd_ps(x, _mm256_loadu_ps(w + (N - 1) * block + 8), high);
+  }
+  UNFLIP_INLINE void store(const FloatTile& t) const {
+    Columns<N - 1>::store(t);
+    const int first = (N - 1) * kFloatBlock;
+    if (first < t.filters) _mm256_storeu_ps(t.out[0] + first, low);
+    if (first + 8 < t.filters) _mm256_storeu_ps(t.out[0] + first + 8, high);
+  }
+};
+
+template <>
+struct Columns<0> {
+  UNFLIP_INLINE void clear() {}
+  UNFLIP_INLINE void add(__m256, const float*, int64_t) {}
+  UNFLIP_INLINE void store(const FloatTile&) const {}
+};
+
+template <int Blocks>
+void float_columns(const FloatTile& t) {
+  const int64_t block = int64_t{t.segment_count} * t.segment_length * kFloatBlock;
+  Columns<Blocks> columns;
+  columns.clear();
+  const float* w = t.weights;
+  for (int s = 0; s < t.segment_count; s++) {
+    const float* in = t.input[0] + t.segments[s];
+    for (int64_t k = 0; k < t.segment_length; k++, w += kFloatBlock) columns.add(_mm256_broadcast_ss(in + k), w, block);
+  }
+  columns.store(t);
+}
+
+void float_tile(const FloatTile& t) {
+  switch (t.pixels) {
+    case 1: break;
+    case 2: return float_rows<2>(t);
+    case 3: return float_rows<3>(t);
+    case 4: return float_rows<4>(t);
+    case 5: return float_rows<5>(t);
+    default: return float_rows<6>(t);
+  }
+  switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
+    case 1: return float_columns<1>(t);
+    case 2: return float_columns<2>(t);
+    case 3: return float_columns<3>(t);
+    default: return float_columns<4>(t);
+  }
+}
+
+// Four filters at a time, so that the window's words are loaded once for them.
+void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
+  int f = 0;
+  for (; f + 4 <= filters; f += 4, weights += int64_t{4} * words) {
+    int64_t a = 0, b = 0, c = 0, d = 0;
+    for (int k = 0; k < words; k++) {
+      a += __builtin_popcountll(window[k] ^ weights[k]);
+      b += __builtin_popcountll(window[k] ^ weights[words + k]);
+      c += __builtin_popcountll(window[k] ^ weights[2 * words + k]);
+      d += __builtin_popcountll(window[k] ^ weights[3 * words + k]);
+    }
+    out[f] = static_cast<int32_t>(a);
+    out[f + 1] = static_cast<int32_t>(b);
+    out[f + 2] = static_cast<int32_t>(c);
+    out[f + 3] = static_cast<int32_t>(d);
+  }
+  for (; f < filters; f++, weights += words) {
+    int64_t sum = 0;
+    for (int k = 0; k < words; k++) sum += __builtin_popcountll(window[k] ^ weights[k]);
+    out[f] = static_cast<int32_t>(sum);
+  }
+}
+
+constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const LookUpTile&)) {
+  return {name,        finish<Wide>,      finish_counts<Wide>, pool<Wide>, float_tile,
+          differences, avx2_pair_numbers, look_up_tile,        true};
+}
+
+constexpr Kernels kAvx2 = make_kernels("avx2", avx2_look_up_tile);
+constexpr Kernels kAvx2Intrinsics = make_kernels("avx2-intrinsics", avx2_look_up_tile_intrinsics);
+
+bool supported() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("popcnt");
+}
+
+}  // namespace
+
+const Kernels* avx2_kernels() { return supported() ? &kAvx2 : nullptr; }
+const Kernels* avx2_intrinsics_kernels() { return supported() ? &kAvx2Intrinsics : nullptr; }
+
+}  // namespace unflip
+#endif

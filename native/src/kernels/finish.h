@@ -1,0 +1,345 @@
+// The steps after a sum, written once over a vector type V of 8 floats that each instruction set defines:
+//
+//   V::load(p) V::store(p) V::set(x)   a + b, a * b, a / b
+//   V::from_counts(p)                  8 uint16 to floats
+//   V::fused(a, b, c)                  a * b + c; only where that is exact
+//   V::above(a, b), V::at_least(a, b)  masks, false where either is NaN
+//   V::choose(mask, a, b)              a where the mask is set, else b
+//   V::larger(a, b)                    a > b ? a : b
+//   V::bits(mask)                      8 bits, lane 0 the lowest
+//   V::kFixedSteps                     whether the usual steps are worth code of their own
+//   V::Number                          8 small integers: zero(), count(n, mask), digit(n, p) = bit p of each, 8 bits
+//
+// Eight vectors go through the steps together, in registers: 32 channels of two pixels, or 16 of four; so parameters are
+// loaded once for several pixels.
+#pragma once
+
+#include "kernels.h"
+#include "several.h"
+
+namespace unflip {
+namespace {
+
+// What a call works with, copied: the compiler need not fear that a store changes it.
+struct Job {
+  Finish finish;
+  FinishTarget target;
+};
+
+// Where the first vector is.
+struct Place {
+  int64_t pixel;
+  int channel;
+  int64_t bits;  // byte of the code
+};
+
+// -------------------------------------------------------------------------------------------------------------------- steps
+
+// A step and the value it reads, if any.
+struct Bound {
+  FinishStep step;
+  const float* value = nullptr;
+
+  Bound() = default;
+  Bound(const FinishStep& s, const FinishTarget& target)
+      : step(s), value(s.kind >= FinishKind::Add ? target.values[s.value] : nullptr) {}
+};
+
+template <class V>
+UNFLIP_INLINE V group_factors(const float* value, const int* group) {
+  if (group[0] == group[kLanes - 1]) return V::set(value[group[0]]);
+  float factor[kLanes];
+  for (int k = 0; k < kLanes; k++) factor[k] = value[group[k]];
+  return V::load(factor);
+}
+
+template <class V, FinishKind kind, class All>
+UNFLIP_INLINE void apply(All& all, const Bound& b, const Place& at) {
+  const int64_t stride = b.step.value_stride;
+  if constexpr (kind == FinishKind::Scale) {
+    const float* scale = b.step.scale + at.channel;
+    all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v * V::load(scale + c); });
+  }
+  if constexpr (kind == FinishKind::Shift) {
+    const float* shift = b.step.shift + at.channel;
+    all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v + V::load(shift + c); });
+  }
+  if constexpr (kind == FinishKind::ScaleShift) {
+    const float *scale = b.step.scale + at.channel, *shift = b.step.shift + at.channel;
+    all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v * V::load(scale + c) + V::load(shift + c); });
+  }
+  if constexpr (kind == FinishKind::Prelu) {
+    const float* scale = b.step.scale + at.channel;
+    const V zero = V::set(0);
+    all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE {
+      v = V::choose(V::at_least(v, zero), v, v * V::load(scale + c));
+    });
+  }
+  if constexpr (kind == FinishKind::Clamp) {
+    const V low = V::set(b.step.low), high = V::set(b.step.high);
+    all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE {
+      v = V::choose(V::above(low, v), low, v);
+      v = V::choose(V::above(v, high), high, v);
+    });
+  }
+  if constexpr (kind == FinishKind::Add) {
+    const float* value = b.value + at.pixel * stride + at.channel;
+    all.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v = v + V::load(value + p * stride + c); });
+  }
+  if constexpr (kind == FinishKind::MulChannels) {
+    const float* value = b.value + at.channel;
+    all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v * V::load(value + c); });
+  }
+  if constexpr (kind == FinishKind::MulGroups) {
+    const float* value = b.value + at.pixel * stride;
+    const int* group = b.step.group + at.channel;
+    all.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE {
+      v = v * group_factors<V>(value + p * stride, group + c);
+    });
+  }
+}
+
+// Steps known when this is compiled.
+template <FinishKind... kinds>
+struct FixedSteps {
+  Bound bound[sizeof...(kinds) + 1];
+
+  explicit FixedSteps(const Job& job) {
+    for (unsigned i = 0; i < sizeof...(kinds); i++) bound[i] = Bound(job.finish.steps[i], job.target);
+  }
+  static bool are(const Finish& f) {
+    if (f.step_count != static_cast<int>(sizeof...(kinds))) return false;
+    const FinishKind wanted[] = {kinds..., FinishKind::Scale};
+    for (int i = 0; i < f.step_count; i++)
+      if (f.steps[i].kind != wanted[i]) return false;
+    return true;
+  }
+  template <class V, class All>
+  UNFLIP_INLINE void run(All& all, const Place& at) const {
+    const Bound* b = bound;
+    (apply<V, kinds>(all, *b++, at), ...);
+    (void)b;
+  }
+};
+
+// Any steps.
+struct AnySteps {
+  const Job& job;
+
+  explicit AnySteps(const Job& t) : job(t) {}
+
+  template <class V, class All>
+  UNFLIP_INLINE void run(All& all, const Place& at) const {
+    for (int i = 0; i < job.finish.step_count; i++) {
+      const Bound b(job.finish.steps[i], job.target);
+      switch (b.step.kind) {
+        case FinishKind::Scale: apply<V, FinishKind::Scale>(all, b, at); break;
+        case FinishKind::Shift: apply<V, FinishKind::Shift>(all, b, at); break;
+        case FinishKind::ScaleShift: apply<V, FinishKind::ScaleShift>(all, b, at); break;
+        case FinishKind::Prelu: apply<V, FinishKind::Prelu>(all, b, at); break;
+        case FinishKind::Clamp: apply<V, FinishKind::Clamp>(all, b, at); break;
+        case FinishKind::Add: apply<V, FinishKind::Add>(all, b, at); break;
+        case FinishKind::MulChannels: apply<V, FinishKind::MulChannels>(all, b, at); break;
+        case FinishKind::MulGroups: apply<V, FinishKind::MulGroups>(all, b, at); break;
+      }
+    }
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------------------ quantize
+
+template <class V>
+UNFLIP_INLINE typename V::Mask reached(V x, const Job& job, int step, int channel) {
+  const Finish& f = job.finish;
+  V t = V::load(f.threshold + int64_t{step} * f.stride + channel);
+  if (f.unit >= 0) t = t * V::set(job.target.values[f.unit][0]);
+  return f.strict[step] ? V::above(x, t) : V::at_least(x, t);
+}
+
+template <class V>
+void quantize_vector(V v, const Job& job, uint8_t* bits, int channel) {
+  const Finish& f = job.finish;
+  typename V::Number n = V::Number::zero();
+  for (int s = 0; s < f.thresholds; s++) {
+    const typename V::Mask mask = reached(v, job, s, channel);
+    if (f.levels)
+      n = V::Number::count(n, mask);
+    else
+      bits[s * f.code.plane_bytes] = V::bits(mask);
+  }
+  if (!f.levels) return;
+  for (int p = 0; p < f.code.planes; p++) bits[p * f.code.plane_bytes] = V::Number::digit(n, p);
+}
+
+// Any thresholds. Its vectors come by memory, so as not to make the other case keep them for calls.
+template <class V, int P, int N>
+__attribute__((noinline)) void quantize_any(const float* x, const Job& job, const Place& at) {
+  for (int i = 0; i < P * N; i++)
+    quantize_vector<V>(V::load(x + i * kLanes), job,
+                       job.target.bits + at.bits + i / N * job.finish.code.pixel_bytes + i % N, at.channel + i % N * kLanes);
+}
+
+// One threshold and >=: pixels Pixel .. P - 1, one store for each.
+template <class V, int Pixel, int P, int N>
+UNFLIP_INLINE void quantize_one(const Several<V, P, N>& all, const float* threshold, uint8_t* bits, int64_t pixel_bytes) {
+  const uint32_t word = all.template bits<Pixel>(
+      [=](const V& v, int c) UNFLIP_LAMBDA_INLINE { return V::bits(V::at_least(v, V::load(threshold + c))); });
+  __builtin_memcpy(bits, &word, N);  // all our CPUs are little-endian
+  if constexpr (Pixel + 1 < P) quantize_one<V, Pixel + 1>(all, threshold, bits + pixel_bytes, pixel_bytes);
+}
+
+template <class V, int P, int N>
+UNFLIP_INLINE void quantize(Several<V, P, N>& all, const Job& job, const Place& at) {
+  if (job.finish.one_at_least) {  // by far the most frequent
+    quantize_one<V, 0>(all, job.finish.threshold + at.channel, job.target.bits + at.bits, job.finish.code.pixel_bytes);
+    return;
+  }
+  float x[P * N * kLanes];
+  all.each([&](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v.store(x + p * N * kLanes + c); });
+  quantize_any<V, P, N>(x, job, at);
+}
+
+// --------------------------------------------------------------------------------------------------------------- whole pixels
+
+// Where the vectors come from: channel c of pixel p, counted from the first of a call.
+struct FloatSource {
+  const float* data;
+  int64_t stride;
+  template <class V>
+  UNFLIP_INLINE V get(int64_t p, int c) const {
+    return V::load(data + p * stride + c);
+  }
+};
+
+struct CountSource {
+  const Counts counts;
+  int first;
+  template <class V>
+  UNFLIP_INLINE V get(int64_t p, int c) const {
+    const float* base = counts.bases + counts.class_of[first + p] * counts.base_stride;
+    const V count = V::from_counts(counts.count + p * counts.count_stride + c);
+    return V::load(counts.scale + c) * V::fused(V::set(-counts.multiple), count, V::load(base + c));
+  }
+};
+
+// Pixels of one row of the image.
+struct Run {
+  int64_t source;  // the first pixel's number in the source
+  int64_t pixel;   // and in the image
+  int count;
+  int64_t bits;   // of the first pixel, at the first channel of the source
+  int channel;    // of the value, where the source has its first
+};
+
+template <class V, int P, int N, class Steps, class Source>
+UNFLIP_INLINE void finish_vectors(const Job& job, const Steps& steps, const Source& source, int64_t pixel, int channel,
+                                  const Place& at) {
+  Several<V, P, N> all;
+  all.each([&](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v = source.template get<V>(pixel + p, channel + c); });
+  steps.template run<V>(all, at);
+  if (job.target.out) {
+    const int64_t stride = job.finish.stride;
+    float* out = job.target.out + at.pixel * stride + at.channel;
+    all.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v.store(out + p * stride + c); });
+  }
+  if (job.finish.thresholds) quantize<V>(all, job, at);
+}
+
+// N vectors of channels from the source's `channel` on, of all pixels, P pixels at a time.
+template <class V, int P, int N, class Steps, class Source>
+UNFLIP_INLINE void finish_channels(const Job& job, const Steps& steps, const Source& source, const Run& r, int channel) {
+  Place at{r.pixel, r.channel + channel, r.bits + channel / 8};
+  int i = 0;
+  for (; i + P <= r.count; i += P) {
+    finish_vectors<V, P, N>(job, steps, source, r.source + i, channel, at);
+    at.pixel += P;
+    at.bits += P * job.finish.code.pixel_bytes;
+  }
+  if (P == 1) return;
+  for (; i < r.count; i++) {
+    finish_vectors<V, 1, N>(job, steps, source, r.source + i, channel, at);
+    at.pixel++;
+    at.bits += job.finish.code.pixel_bytes;
+  }
+}
+
+template <class V, class Steps, class Source>
+void finish_rows(const Job& job, const Steps& steps, const Source& source, int first, int last, int channel,
+                 int channels) {
+  const Finish& f = job.finish;
+  int count;
+  for (int pixel = first; pixel < last; pixel += count) {
+    const int y = pixel / f.width, x = pixel - y * f.width;
+    count = f.width - x < last - pixel ? f.width - x : last - pixel;
+    const int64_t bits = f.code.at(y, x) + channel / 8;
+    const Run r{pixel - first, pixel, count, bits, channel};
+    int c = 0;
+    for (; c + 32 <= channels; c += 32) finish_channels<V, 2, 4>(job, steps, source, r, c);
+    if (channels & 16) finish_channels<V, 4, 2>(job, steps, source, r, c), c += 16;
+    if (channels & 8) finish_channels<V, 8, 1>(job, steps, source, r, c);
+  }
+}
+
+// The usual steps of binary networks are compiled as they are, others step by step.
+template <class V, class Source>
+UNFLIP_INLINE void finish_all(const Finish& f, const FinishTarget& target, const Source& source, int first, int last,
+                              int channel, int channels) {
+  constexpr FinishKind Shift = FinishKind::Shift, Both = FinishKind::ScaleShift, Add = FinishKind::Add,
+                       Prelu = FinishKind::Prelu;
+  const Job job{f, target};
+  auto with = [&](auto steps) { finish_rows<V>(job, steps, source, first, last, channel, channels); };
+  if constexpr (V::kFixedSteps) {
+    if (FixedSteps<>::are(f)) return with(FixedSteps<>(job));
+    if (FixedSteps<Both>::are(f)) return with(FixedSteps<Both>(job));
+    if (FixedSteps<Shift>::are(f)) return with(FixedSteps<Shift>(job));
+    if (FixedSteps<Shift, Add>::are(f)) return with(FixedSteps<Shift, Add>(job));
+    if (FixedSteps<Shift, Add, Prelu>::are(f)) return with(FixedSteps<Shift, Add, Prelu>(job));
+    if (FixedSteps<Prelu, Both, Add>::are(f)) return with(FixedSteps<Prelu, Both, Add>(job));
+  }
+  with(AnySteps(job));
+}
+
+template <class V>
+void finish(const Finish& f, const FinishTarget& target, const float* source, int64_t source_stride, int first, int last,
+            int channel, int channels) {
+  finish_all<V>(f, target, FloatSource{source, source_stride}, first, last, channel, channels);
+}
+
+template <class V>
+void finish_counts(const Finish& f, const FinishTarget& target, const Counts& counts, int first, int last, int channel,
+                   int channels) {
+  finish_all<V>(f, target, CountSource{counts, first}, first, last, channel, channels);
+}
+
+// ------------------------------------------------------------------------------------------------------------------- pooling
+
+template <class V, int N>
+UNFLIP_INLINE void pool_vectors(const PoolTile& t, int channel) {
+  Several<V, 1, N> all;
+  const V start = V::set(t.max ? -__builtin_inff() : 0.f);
+  all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = start; });
+  for (int r = 0; r < t.rows; r++)
+    for (int k = 0; k < t.columns; k++) {
+      const float* p = t.input + r * t.row_stride + k * t.column_stride + channel;
+      if (t.max)
+        all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = V::larger(V::load(p + c), v); });
+      else
+        all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v + V::load(p + c); });
+    }
+  if (!t.max) {
+    const V divisor = V::set(t.divisor);
+    all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = v / divisor; });
+  }
+  float* out = t.out + channel;
+  all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v.store(out + c); });
+}
+
+template <class V>
+void pool(const PoolTile& t) {
+  int c = 0;
+  for (; c + 64 <= t.channels; c += 64) pool_vectors<V, 8>(t, c);
+  for (; c < t.channels; c += kLanes) pool_vectors<V, 1>(t, c);
+}
+
+}  // namespace
+}  // namespace unflip

@@ -1,0 +1,244 @@
+// Kernels for aarch64, all of which have NEON. Flags: none special.
+//
+// The tile of look_up.h: a byte shuffle (TBL) looks up 16 filters, so there are eight vectors of 16 where AVX2 has four of 32. A
+// shift and an addition are one instruction here (USRA), which does for the high halves what avx2_look_up.cpp explains.
+#include "kernels.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+#include "finish.h"
+#include "look_up.h"
+
+namespace unflip {
+namespace {
+
+// 8 floats, for finish.h.
+struct Double {
+  static constexpr bool kFixedSteps = true;
+  struct Mask {
+    uint32x4_t a, b;
+  };
+  float32x4_t a, b;
+
+  static Double load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+  static Double set(float v) { return {vdupq_n_f32(v), vdupq_n_f32(v)}; }
+  static Double from_counts(const uint16_t* p) {
+    const uint16x8_t n = vld1q_u16(p);
+    return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(n))), vcvtq_f32_u32(vmovl_high_u16(n))};
+  }
+  static Double fused(Double x, Double y, Double z) { return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b)}; }
+  void store(float* p) const {
+    vst1q_f32(p, a);
+    vst1q_f32(p + 4, b);
+  }
+  Double operator+(Double o) const { return {vaddq_f32(a, o.a), vaddq_f32(b, o.b)}; }
+  Double operator*(Double o) const { return {vmulq_f32(a, o.a), vmulq_f32(b, o.b)}; }
+  Double operator/(Double o) const { return {vdivq_f32(a, o.a), vdivq_f32(b, o.b)}; }
+  static Double larger(Double x, Double y) { return choose(above(x, y), x, y); }
+  static Mask above(Double x, Double y) { return {vcgtq_f32(x.a, y.a), vcgtq_f32(x.b, y.b)}; }
+  static Mask at_least(Double x, Double y) { return {vcgeq_f32(x.a, y.a), vcgeq_f32(x.b, y.b)}; }
+  static Double choose(Mask m, Double x, Double y) { return {vbslq_f32(m.a, x.a, y.a), vbslq_f32(m.b, x.b, y.b)}; }
+  static uint8_t bits(Mask m) {
+    const uint32x4_t low = {1, 2, 4, 8}, high = {16, 32, 64, 128};
+    return static_cast<uint8_t>(vaddvq_u32(vorrq_u32(vandq_u32(m.a, low), vandq_u32(m.b, high))));
+  }
+
+  struct Number {
+    uint32x4_t a, b;
+    static Number zero() { return {vdupq_n_u32(0), vdupq_n_u32(0)}; }
+    static Number count(Number n, Mask m) { return {vsubq_u32(n.a, m.a), vsubq_u32(n.b, m.b)}; }
+    static uint8_t digit(Number n, int p) {
+      const uint32x4_t bit = vdupq_n_u32(1u << p);
+      return bits(Mask{vtstq_u32(n.a, bit), vtstq_u32(n.b, bit)});
+    }
+  };
+};
+
+// ----------------------------------------------------------------------------------------------------- float convolution
+
+// The sums of 16 filters.
+struct FloatSums {
+  float32x4_t v[4];
+  UNFLIP_INLINE void clear() { v[0] = v[1] = v[2] = v[3] = vdupq_n_f32(0); }
+  UNFLIP_INLINE void add(float32x4_t x, const float32x4_t* w) {
+    v[0] = vfmaq_f32(v[0], x, w[0]);
+    v[1] = vfmaq_f32(v[1], x, w[1]);
+    v[2] = vfmaq_f32(v[2], x, w[2]);
+    v[3] = vfmaq_f32(v[3], x, w[3]);
+  }
+  UNFLIP_INLINE void store(float* out, int filters) const {
+    if (filters <= 0) return;
+    vst1q_f32(out, v[0]);
+    vst1q_f32(out + 4, v[1]);
+    if (filters <= 8) return;
+    vst1q_f32(out + 8, v[2]);
+    vst1q_f32(out + 12, v[3]);
+  }
+};
+
+// P pixels by B blocks of 16 filters.
+template <int P, int B>
+void float_tile_of(const FloatTile& t) {
+  const int64_t block = int64_t{t.segment_count} * t.segment_length * kFloatBlock;
+  Several<FloatSums, P, B> all;
+  all.each([](FloatSums& s, int, int) UNFLIP_LAMBDA_INLINE { s.clear(); });
+  const float* weights = t.weights;
+  for (int s = 0; s < t.segment_count; s++) {
+    const float* in[P];
+    for (int p = 0; p < P; p++) in[p] = t.input[p] + t.segments[s];
+    for (int64_t k = 0; k < t.segment_length; k++, weights += kFloatBlock) {
+      float32x4_t w[B][4];
+      for (int b = 0; b < B; b++)
+        for (int i = 0; i < 4; i++) w[b][i] = vld1q_f32(weights + b * block + 4 * i);
+      all.each([&](FloatSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE { sums.add(vld1q_dup_f32(in[p] + k), w[c / kLanes]); });
+    }
+  }
+  all.each([&](FloatSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
+    const int first = c / kLanes * kFloatBlock;
+    sums.store(t.out[p] + first, t.filters - first);
+  });
+}
+
+void float_tile(const FloatTile& t) {
+  switch (t.pixels) {
+    case 1: break;
+    case 2: return float_tile_of<2, 1>(t);
+    case 3: return float_tile_of<3, 1>(t);
+    case 4: return float_tile_of<4, 1>(t);
+    case 5: return float_tile_of<5, 1>(t);
+    default: return float_tile_of<6, 1>(t);
+  }
+  switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
+    case 1: return float_tile_of<1, 1>(t);
+    case 2: return float_tile_of<1, 2>(t);
+    case 3: return float_tile_of<1, 3>(t);
+    default: return float_tile_of<1, 4>(t);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- binary convolution
+
+void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
+  for (int f = 0; f < filters; f++, weights += words) {
+    uint32x4_t sum = vdupq_n_u32(0);
+    int k = 0;
+    for (; k + 2 <= words; k += 2) {
+      const uint8x16_t x = vreinterpretq_u8_u64(veorq_u64(vld1q_u64(window + k), vld1q_u64(weights + k)));
+      sum = vpadalq_u16(sum, vpaddlq_u8(vcntq_u8(x)));
+    }
+    int32_t total = static_cast<int32_t>(vaddvq_u32(sum));
+    if (k < words) total += vaddv_u8(vcnt_u8(vcreate_u8(window[k] ^ weights[k])));
+    out[f] = total;
+  }
+}
+
+void pair_numbers(const uint8_t* first, const uint8_t* second, int64_t bytes, uint16_t* out) {
+  for (int64_t i = 0; i < bytes; i += 16) {
+    const uint8x16_t a = vld1q_u8(first + i), b = vld1q_u8(second + i);
+    const uint8x16_t low = vsliq_n_u8(a, b, 4), high = vsriq_n_u8(b, a, 4);  // b's nibble above a's
+    const uint8x16_t n0 = vzip1q_u8(low, high), n1 = vzip2q_u8(low, high);
+    vst1q_u16(out + 2 * i, vshll_n_u8(vget_low_u8(n0), 4));
+    vst1q_u16(out + 2 * i + 8, vshll_high_n_u8(n0, 4));
+    vst1q_u16(out + 2 * i + 16, vshll_n_u8(vget_low_u8(n1), 4));
+    vst1q_u16(out + 2 * i + 24, vshll_high_n_u8(n1, 4));
+  }
+}
+
+// Sums of 16 filters and one pair.
+struct PairSums {
+  uint8x16_t low, group;
+  uint16x8_t high;
+};
+
+template <int Filters>
+struct LookUp {
+  static constexpr int kPairs = look_up_pairs(Filters), kVectors = Filters / 16;
+  using All = Several<PairSums, kPairs, kVectors>;
+
+  static UNFLIP_INLINE void clear(All& all) {
+    all.each([](PairSums& s, int, int) UNFLIP_LAMBDA_INLINE {
+      s.low = vdupq_n_u8(0);
+      s.high = vdupq_n_u16(0);
+    });
+  }
+
+  static UNFLIP_INLINE uint8x16_t table(uint16_t number) { return vld1q_u8(&kLookUpTable.at[0][0] + number); }
+
+  static UNFLIP_INLINE void add_group(All& all, const uint16_t* const* numbers, int64_t at, int64_t tap, const uint8_t* w) {
+#pragma GCC unroll 3
+    for (int k = 0; k < 3; k++) {
+      const int64_t n = at + k * tap;
+      const uint8_t* weights = w + k * look_up_row(Filters);
+      all.each([=](PairSums& s, int pair, int c) UNFLIP_LAMBDA_INLINE {
+        const uint8x16_t found = vqtbl1q_u8(table(numbers[pair][n]), vld1q_u8(weights + c / kLanes * 16));
+        s.group = k ? vaddq_u8(s.group, found) : found;
+      });
+    }
+    const uint8x16_t mask = vdupq_n_u8(15);
+    all.each([=](PairSums& s, int, int) UNFLIP_LAMBDA_INLINE {
+      s.low = vaddq_u8(s.low, vandq_u8(s.group, mask));
+      s.high = vsraq_n_u16(s.high, vreinterpretq_u16_u8(s.group), 4);
+    });
+  }
+
+  static UNFLIP_INLINE void put(uint16_t* to, uint16x8_t words, bool first) {
+    vst1q_u16(to, first ? words : vaddq_u16(words, vld1q_u16(to)));
+  }
+
+  // Where the two halves of a vector of 16 filters go: the order of look_up_position.
+  static UNFLIP_INLINE void put_bytes(uint16_t* row, int vector, uint8x16_t bytes, bool first) {
+    uint16_t* low = Filters == 16 ? row : row + vector / 2 * 32 + vector % 2 * 8;
+    put(low, vmovl_u8(vget_low_u8(bytes)), first);
+    put(low + (Filters == 16 ? 8 : 16), vmovl_high_u8(bytes), first);
+  }
+
+  static UNFLIP_INLINE void flush(All& all, uint16_t* counts, bool first) {
+    all.each([=](PairSums& s, int pair, int c) UNFLIP_LAMBDA_INLINE {
+      const uint16x8_t above = vshlq_n_u16(vshrq_n_u16(vreinterpretq_u16_u8(s.low), 8), 4);
+      uint16_t* row = counts + 2 * pair * Filters;
+      put_bytes(row, c / kLanes, s.low, first);
+      put_bytes(row + Filters, c / kLanes, vreinterpretq_u8_u16(vsubq_u16(s.high, above)), first);
+    });
+  }
+
+  static void tile(const LookUpTile& t) {
+    const uint16_t* numbers[kPairs];
+    for (int i = 0; i < kPairs; i++) numbers[i] = look_up_stream(t, i);
+    const uint8_t* w = t.weights;
+    All all;
+    clear(all);
+    int since = 0;
+    bool first = true;
+    for (int segment = 0; segment < t.segments; segment++) {
+      for (int g = 0; g < t.groups; g++, w += 3 * look_up_row(Filters)) {
+        if (since == kGroupsPerFlush) {
+          flush(all, t.counts, first);
+          clear(all);
+          since = 0;
+          first = false;
+        }
+        add_group(all, numbers, g, t.tap, w);
+        since++;
+      }
+      for (int i = 0; i < kPairs; i++) numbers[i] += t.segment_step;
+    }
+    flush(all, t.counts, first);
+  }
+};
+
+void look_up_tile(const LookUpTile& t) {
+  if (t.filters == 64) return LookUp<64>::tile(t);
+  if (t.filters == 32) return LookUp<32>::tile(t);
+  LookUp<16>::tile(t);
+}
+
+constexpr Kernels kNeon = {"neon",      finish<Double>, finish_counts<Double>, pool<Double>, float_tile,
+                           differences, pair_numbers,   look_up_tile,          true};
+
+}  // namespace
+
+const Kernels* neon_kernels() { return &kNeon; }
+
+}  // namespace unflip
+#endif

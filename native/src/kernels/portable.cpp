@@ -1,0 +1,138 @@
+// Kernels in plain C++, for any CPU: the meaning of what the others do faster. Flags: none special.
+#include <cmath>
+
+#include "finish.h"
+#include "look_up.h"
+
+namespace unflip {
+namespace {
+
+// 8 floats in plain C++, for finish.h.
+struct Plain {
+  static constexpr bool kFixedSteps = false;
+  using Mask = unsigned;
+  float x[kLanes];
+
+  static Plain load(const float* p) {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = p[i];
+    return r;
+  }
+  static Plain set(float v) {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = v;
+    return r;
+  }
+  static Plain from_counts(const uint16_t* p) {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = p[i];
+    return r;
+  }
+  // Used only where the result is exact, so that rounding twice is the same.
+  static Plain fused(Plain a, Plain b, Plain c) { return a * b + c; }
+  void store(float* p) const {
+    for (int i = 0; i < kLanes; i++) p[i] = x[i];
+  }
+  Plain operator+(const Plain& o) const {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = x[i] + o.x[i];
+    return r;
+  }
+  Plain operator*(const Plain& o) const {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = x[i] * o.x[i];
+    return r;
+  }
+  Plain operator/(const Plain& o) const {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = x[i] / o.x[i];
+    return r;
+  }
+  static Plain larger(const Plain& a, const Plain& b) {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i];
+    return r;
+  }
+  static Mask above(const Plain& a, const Plain& b) {
+    Mask m = 0;
+    for (int i = 0; i < kLanes; i++) m |= static_cast<Mask>(a.x[i] > b.x[i]) << i;
+    return m;
+  }
+  static Mask at_least(const Plain& a, const Plain& b) {
+    Mask m = 0;
+    for (int i = 0; i < kLanes; i++) m |= static_cast<Mask>(a.x[i] >= b.x[i]) << i;
+    return m;
+  }
+  static Plain choose(Mask m, const Plain& a, const Plain& b) {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = m >> i & 1 ? a.x[i] : b.x[i];
+    return r;
+  }
+  static uint8_t bits(Mask m) { return static_cast<uint8_t>(m); }
+
+  struct Number {
+    uint8_t n[kLanes];
+    static Number zero() { return Number{}; }
+    static Number count(Number v, Mask m) {
+      for (int i = 0; i < kLanes; i++) v.n[i] = static_cast<uint8_t>(v.n[i] + (m >> i & 1));
+      return v;
+    }
+    static uint8_t digit(const Number& v, int p) {
+      unsigned r = 0;
+      for (int i = 0; i < kLanes; i++) r |= (v.n[i] >> p & 1u) << i;
+      return static_cast<uint8_t>(r);
+    }
+  };
+};
+
+void float_tile(const FloatTile& t) {
+  const int64_t block = int64_t{t.segment_count} * t.segment_length * kFloatBlock;
+  for (int p = 0; p < t.pixels; p++)
+    for (int f = 0; f < t.filters; f++) {
+      const float* w = t.weights + f / kFloatBlock * block + f % kFloatBlock;
+      float sum = 0;
+      for (int s = 0; s < t.segment_count; s++)
+        for (int k = 0; k < t.segment_length; k++, w += kFloatBlock)
+          sum = std::fma(t.input[p][t.segments[s] + k], *w, sum);
+      t.out[p][f] = sum;
+    }
+}
+
+int population(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555;
+  x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
+  x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F;
+  return static_cast<int>(x * 0x0101010101010101 >> 56);
+}
+
+void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
+  for (int f = 0; f < filters; f++, weights += words) {
+    int32_t sum = 0;
+    for (int k = 0; k < words; k++) sum += population(window[k] ^ weights[k]);
+    out[f] = sum;
+  }
+}
+
+constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
+  return {name,       finish<Plain>,      finish_counts<Plain>, pool<Plain>,   float_tile,
+          differences, pair_numbers_plain, look_up_tile_plain,   prefer_look_up};
+}
+
+constexpr Kernels kPortable = make_kernels("portable", false);
+constexpr Kernels kPortableLookUp = make_kernels("portable-look-up", true);
+
+}  // namespace
+
+const Kernels* portable_kernels() { return &kPortable; }
+const Kernels* portable_look_up_kernels() { return &kPortableLookUp; }
+
+// Files of other CPUs are not part of the build.
+#if !defined(__x86_64__)
+const Kernels* avx2_kernels() { return nullptr; }
+const Kernels* avx2_intrinsics_kernels() { return nullptr; }
+#endif
+#if !defined(__aarch64__)
+const Kernels* neon_kernels() { return nullptr; }
+#endif
+
+}  // namespace unflip

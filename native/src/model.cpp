@@ -1,0 +1,222 @@
+// The C API (unflip.h): files, errors as text, and room for many threads to run one model at once.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine.h"
+#include "graph.h"
+#include "thread_pool.h"
+#include "unflip.h"
+
+#ifndef UNFLIP_VERSION
+#define UNFLIP_VERSION "unknown"
+#endif
+
+namespace fs = std::filesystem;
+using unflip::Engine;
+using unflip::ThreadPool;
+using unflip::Workspace;
+
+struct unflip_model {
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<ThreadPool> pool;  // null where one thread is enough
+  int threads = 1;
+  std::vector<std::string> names;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Workspace>> idle;
+};
+
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr uintmax_t kMaxFile = uintmax_t{1} << 31;
+constexpr size_t kMaxWorkspace = size_t{1} << 34;  // a few hundred bytes of graph can ask for any amount
+
+thread_local std::string error_text;
+
+// Runs something that may throw; its error becomes text.
+template <typename Result, typename Action>
+Result guarded(Result on_error, Action action) noexcept {
+  try {
+    return action();
+  } catch (const std::bad_alloc&) {
+    error_text = "not enough memory";
+  } catch (const std::exception& error) {
+    error_text = error.what();
+  } catch (...) {
+    error_text = "unknown error";
+  }
+  return on_error;
+}
+
+[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
+
+std::vector<uint8_t> read_file(const fs::path& path) {
+  const fs::file_status status = fs::status(path);
+  if (!fs::exists(status)) fail("there is no such file");
+  if (fs::is_directory(status)) fail("this is a folder, not a file");
+  if (!fs::is_regular_file(status)) fail("this is not a regular file");
+  const uintmax_t size = fs::file_size(path);
+  if (size > kMaxFile) fail("larger than 2^31 bytes");
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  if (!file) fail("it cannot be opened");
+  std::vector<uint8_t> data(static_cast<size_t>(size));
+  if (std::fread(data.data(), 1, data.size(), file.get()) != data.size()) fail("it could not be read to its end");
+  return data;
+}
+
+int checked_threads(int threads) {
+  if (threads < 0 || threads > kMaxThreads)
+    fail("threads must be 1 .. 1024, or 0 for as many as there are cores, not " + std::to_string(threads));
+  if (threads > 0) return threads;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return cores < 1 ? 1 : cores > kMaxThreads ? kMaxThreads : cores;
+}
+
+// UNFLIP_ISA, or nothing for the best there is.
+std::string chosen_isa() {
+  const char* wanted = std::getenv("UNFLIP_ISA");
+  if (wanted == nullptr || *wanted == '\0') return "";
+  std::string all;
+  for (const std::string& isa : unflip::instruction_sets()) {
+    if (isa == wanted) return isa;
+    all += (all.empty() ? "" : ", ") + isa;
+  }
+  fail(std::string("UNFLIP_ISA is '") + wanted + "', and this CPU and build have " + all);
+}
+
+unflip_model* make_model(const uint8_t* data, size_t size, int threads) {
+  auto model = std::make_unique<unflip_model>();
+  model->threads = checked_threads(threads);
+  const std::string isa = chosen_isa();
+  model->engine = Engine::create(unflip::load_graph(data, size), isa, model->threads);
+  if (model->engine->workspace_bytes() > kMaxWorkspace) fail("a run would need more than 2^34 bytes of memory");
+  if (model->threads > 1) model->pool = std::make_unique<ThreadPool>(model->threads);
+  for (const unflip::Op& op : model->engine->graph().ops) model->names.push_back(unflip::kind_name(op.kind) + (" " + op.name));
+  return model.release();
+}
+
+// A workspace for as long as a run lasts. One that comes back is kept: as many are made as runs were ever under way at once.
+class Lease {
+ public:
+  explicit Lease(unflip_model& model) : model_(model) {
+    {
+      std::lock_guard<std::mutex> lock(model.mutex);
+      if (!model.idle.empty()) {
+        workspace_ = std::move(model.idle.back());
+        model.idle.pop_back();
+      }
+    }
+    if (!workspace_) workspace_ = model.engine->workspace();
+  }
+  ~Lease() {
+    try {
+      std::lock_guard<std::mutex> lock(model_.mutex);
+      model_.idle.push_back(std::move(workspace_));
+    } catch (...) {  // no room in the list: the workspace goes
+    }
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  Workspace& workspace() { return *workspace_; }
+
+ private:
+  unflip_model& model_;
+  std::unique_ptr<Workspace> workspace_;
+};
+
+// NaN compares as false, so it would become a bit like any other: -1 in one network, 0 in the next.
+void refuse_nan(const float* input, int batch, const unflip::Shape& shape) {
+  const int64_t size = shape.size();
+  for (int64_t sample = 0; sample < batch; ++sample) {
+    const float* values = input + sample * size;
+    bool found = false;  // no branch within: this loop is one pass at the speed of memory
+    for (int64_t i = 0; i < size; ++i) found |= values[i] != values[i];
+    if (!found) continue;
+    int64_t at = 0;
+    while (!std::isnan(values[at])) ++at;
+    const int64_t column = at % shape.width, row = at / shape.width % shape.height, channel = at / shape.width / shape.height;
+    fail("the input has a NaN: sample " + std::to_string(sample) + ", channel " + std::to_string(channel) + ", row " +
+         std::to_string(row) + ", column " + std::to_string(column));
+  }
+}
+
+int run(unflip_model* model, const float* input, int batch, float* output, double* seconds) {
+  return guarded(1, [&] {
+    if (model == nullptr || input == nullptr || output == nullptr) fail("model, input and output must not be NULL");
+    if (batch < 1) fail("the batch must be 1 or more, not " + std::to_string(batch));
+    refuse_nan(input, batch, model->engine->graph().input);
+    Lease lease(*model);
+    model->engine->run(input, output, batch, lease.workspace(), model->pool.get(), seconds);
+    return 0;
+  });
+}
+
+void copy_shape(const unflip::Shape& from, int shape[3]) {
+  shape[0] = from.channels, shape[1] = from.height, shape[2] = from.width;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* unflip_error(void) { return error_text.c_str(); }
+const char* unflip_version(void) { return UNFLIP_VERSION; }
+
+unflip_model* unflip_load(const char* path, int threads) {
+  return guarded(static_cast<unflip_model*>(nullptr), [&] {
+    if (path == nullptr) fail("the path must not be NULL");
+    try {
+      const std::vector<uint8_t> data = read_file(path);
+      return make_model(data.data(), data.size(), threads);
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error(std::string(path) + ": " + error.what());
+    }
+  });
+}
+
+unflip_model* unflip_load_memory(const void* data, size_t size, int threads) {
+  return guarded(static_cast<unflip_model*>(nullptr), [&] {
+    if (data == nullptr && size > 0) fail("the data must not be NULL");
+    return make_model(static_cast<const uint8_t*>(data), size, threads);
+  });
+}
+
+void unflip_free(unflip_model* model) { delete model; }
+
+void unflip_input_shape(const unflip_model* model, int shape[3]) { copy_shape(model->engine->graph().input, shape); }
+
+void unflip_output_shape(const unflip_model* model, int shape[3]) {
+  const unflip::Graph& graph = model->engine->graph();
+  copy_shape(graph.shape(graph.output), shape);
+}
+
+int unflip_run(unflip_model* model, const float* input, int batch, float* output) {
+  return run(model, input, batch, output, nullptr);
+}
+
+int unflip_profile(unflip_model* model, const float* input, int batch, float* output, double* seconds) {
+  return run(model, input, batch, output, seconds);
+}
+
+int unflip_ops(const unflip_model* model) { return static_cast<int>(model->names.size()); }
+
+const char* unflip_op_name(const unflip_model* model, int op) {
+  return op >= 0 && op < unflip_ops(model) ? model->names[static_cast<size_t>(op)].c_str() : "";
+}
+
+const char* unflip_preprocess(const unflip_model* model) { return model->engine->graph().preprocess.c_str(); }
+const char* unflip_labels(const unflip_model* model) { return model->engine->graph().labels.c_str(); }
+const char* unflip_isa(const unflip_model* model) { return model->engine->isa().c_str(); }
+int unflip_threads(const unflip_model* model) { return model->threads; }
+
+}  // extern "C"

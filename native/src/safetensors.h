@@ -1,0 +1,30 @@
+// The container of a .unflip file (docs/format.md): a safetensors file whose metadata hold the graph and a SHA-256 over all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace unflip {
+
+enum class Dtype { F32, U8 };
+
+struct Tensor {
+  Dtype dtype = Dtype::F32;
+  std::vector<int64_t> shape;
+  const uint8_t* data = nullptr;  // not aligned; points into the file's bytes
+  size_t bytes = 0;
+};
+
+struct Container {
+  std::string graph;  // JSON
+  std::unordered_map<std::string, Tensor> tensors;
+};
+
+// Checks sizes, the table of tensors, format, version and, with check_hash, the SHA-256. Throws std::runtime_error.
+// The tensors point into data, which must outlive them.
+Container read_container(const uint8_t* data, size_t size, bool check_hash = true);
+
+}  // namespace unflip

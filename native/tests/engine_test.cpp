@@ -1,0 +1,870 @@
+// The engine against a plain reference in double precision, written from docs/format.md, on random graphs; all instruction sets
+// and numbers of threads must give the same bits. Usage: engine_test [random cases] [first case]
+//
+// A comparison with a threshold must not be a matter of rounding. So numbers are small multiples of powers of two: the reference
+// knows how many binary digits each value has, and where a value to be quantized is not exact and near a threshold, the case is
+// dropped.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "thread_pool.h"
+
+using namespace unflip;
+
+namespace {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15 + 1) {}
+  uint64_t next() {
+    uint64_t z = state_ += 0x9E3779B97F4A7C15;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
+    z = (z ^ z >> 27) * 0x94D049BB133111EB;
+    return z ^ z >> 31;
+  }
+  int in(int low, int high) { return low + static_cast<int>(next() % static_cast<uint64_t>(high - low + 1)); }
+  bool chance(int percent) { return in(1, 100) <= percent; }
+  int pick(std::initializer_list<int> list) { return list.begin()[in(0, static_cast<int>(list.size()) - 1)]; }
+  float quarter(int most) { return static_cast<float>(in(-4 * most, 4 * most)) / 4; }  // a multiple of 1/4
+  float power() { return static_cast<float>(pick({1, 2, 4})) / 2 * (chance(30) ? -1.f : 1.f); }
+
+ private:
+  uint64_t state_;
+};
+
+// ------------------------------------------------------------------------------------------------------------ the reference
+
+struct Tensor {
+  Shape shape;
+  std::vector<double> x;  // C x H x W
+  bool exact = true;      // a float holds every element, however it is computed
+  int digits = 0;         // elements are multiples of 2^-digits
+
+  Tensor() = default;
+  explicit Tensor(Shape s) : shape(s), x(s.size(), 0.0) {}
+  double& at(int c, int y, int w) { return x[(int64_t{c} * shape.height + y) * shape.width + w]; }
+  double at(int c, int y, int w) const { return x[(int64_t{c} * shape.height + y) * shape.width + w]; }
+  double largest() const {
+    double m = 0;
+    for (double v : x) m = std::max(m, std::fabs(v));
+    return m;
+  }
+  void settle(bool inputs_exact, int d, double partial_sums) {
+    digits = d;
+    exact = inputs_exact && d < 20 && std::max(largest(), partial_sums) * std::pow(2, d) < (1 << 23);
+  }
+};
+
+int digits_of(double v) {
+  int d = 0;
+  while (v != std::floor(v) && d < 40) v *= 2, d++;
+  return d;
+}
+
+int digits_of(const std::vector<float>& v) {
+  int d = 0;
+  for (float x : v) d = std::max(d, digits_of(x));
+  return d;
+}
+
+double element(const std::vector<float>& v, int i) { return v[v.size() == 1 ? 0 : i]; }
+
+struct TooClose : std::runtime_error {
+  TooClose() : std::runtime_error("a comparison is a matter of rounding") {}
+};
+
+class Reference {
+ public:
+  Reference(const Graph& graph, const float* input) : graph_(graph) {
+    Tensor in(graph.input);
+    for (size_t i = 0; i < in.x.size(); i++) in.x[i] = input[i], in.digits = std::max(in.digits, digits_of(input[i]));
+    values_.push_back(in);
+    for (const Op& op : graph.ops) values_.push_back(evaluate(op));
+  }
+  const Tensor& output() const { return values_[graph_.output]; }
+
+ private:
+  const Tensor& input(const Op& op, int i = 0) const { return values_[op.inputs[i]]; }
+
+  Tensor evaluate(const Op& op) {
+    switch (op.kind) {
+      case OpKind::Quantize: return quantize(op);
+      case OpKind::Conv: return steps(op, conv(op));
+      case OpKind::Map: return steps(op, input(op));
+      case OpKind::MaxPool:
+      case OpKind::AvgPool: return pool(op);
+      case OpKind::Mean: return mean(op);
+      case OpKind::MeanAbs: return mean_abs(op);
+      case OpKind::Concat: return concat(op);
+      case OpKind::Slice: return slice(op);
+      case OpKind::Pad: return pad(op);
+      case OpKind::Flatten: return flatten(op);
+      case OpKind::Softmax: return softmax(op);
+    }
+    return Tensor();
+  }
+
+  Tensor quantize(const Op& op) const {
+    const Quantizer& q = op.quantizer;
+    const Tensor& in = input(op);
+    const Tensor* unit = op.inputs.size() > 1 ? &input(op, 1) : nullptr;
+    Tensor out(op.shape);
+    for (int c = 0; c < op.shape.channels; c++)
+      for (int y = 0; y < op.shape.height; y++)
+        for (int x = 0; x < op.shape.width; x++) {
+          double value = q.offset;
+          int reached = 0;
+          for (int s = 0; s < q.steps(); s++) {
+            double t = q.per_channel ? q.thresholds[int64_t{s} * op.shape.channels + c] : q.thresholds[s];
+            if (unit) t *= unit->x[0];
+            const double v = in.at(c, y, x);
+            if ((!in.exact || (unit && !unit->exact)) && std::fabs(v - t) < 1e-3 * (1 + in.largest())) throw TooClose();
+            const bool hit = q.strict[s] ? v > t : v >= t;
+            reached += hit;
+            if (!q.levels && hit) value += q.scales[s];
+          }
+          if (q.levels)
+            for (int p = 0; p < q.planes(); p++)
+              if (reached >> p & 1) value += q.scales[p];
+          out.at(c, y, x) = value;
+        }
+    out.settle(true, std::max(digits_of(q.scales), digits_of(q.offset)), 0);
+    return out;
+  }
+
+  static double weight(const Convolution& conv, int o, int64_t k) {
+    const int64_t depth = int64_t{conv.channels} * conv.kernel.h * conv.kernel.w;
+    if (!conv.bases) return conv.weight[o * depth + k];
+    double w = conv.offset.empty() ? 0 : element(conv.offset, o);
+    for (int b = 0; b < conv.bases; b++) {
+      const int64_t bit = (int64_t{b} * conv.filters + o) * depth + k;
+      w += conv.scales[int64_t{b} * conv.filters + o] * (conv.bits[bit / 8] >> (bit % 8) & 1 ? 1 : -1);
+    }
+    return w;
+  }
+
+  Tensor conv(const Op& op) const {
+    const Convolution& conv = op.conv;
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    const int taps = conv.kernel.h * conv.kernel.w;
+    double sums = 0;
+    for (int o = 0; o < conv.filters; o++) {
+      std::vector<double> w(int64_t{conv.channels} * taps);
+      for (size_t k = 0; k < w.size(); k++) w[k] = weight(conv, o, static_cast<int64_t>(k));
+      const int group = o / (conv.filters / conv.groups);
+      for (int y = 0; y < op.shape.height; y++)
+        for (int x = 0; x < op.shape.width; x++) {
+          double sum = 0, size = 0;
+          for (int c = 0; c < conv.channels; c++)
+            for (int t = 0; t < taps; t++) {
+              const int row = y * conv.stride.h - conv.top + t / conv.kernel.w * conv.dilation.h;
+              const int column = x * conv.stride.w - conv.left + t % conv.kernel.w * conv.dilation.w;
+              if (row < 0 || column < 0 || row >= in.shape.height || column >= in.shape.width) continue;
+              const double term = in.at(group * conv.channels + c, row, column) * w[int64_t{c} * taps + t];
+              sum += term;
+              size += std::fabs(term);
+            }
+          out.at(o, y, x) = sum;
+          sums = std::max(sums, size);
+        }
+    }
+    int digits = std::max(digits_of(conv.weight), std::max(digits_of(conv.scales), digits_of(conv.offset)));
+    out.settle(in.exact, in.digits + digits, 4 * sums);
+    return out;
+  }
+
+  Tensor steps(const Op& op, Tensor t) const {
+    for (const Step& s : op.steps) step(s, t);
+    return t;
+  }
+
+  void step(const Step& s, Tensor& t) const {
+    const Shape& shape = t.shape;
+    const Tensor* other = s.kind == StepKind::Add || s.kind == StepKind::Mul ? &values_[s.value] : nullptr;
+    bool exact = t.exact && (!other || other->exact);
+    int digits = t.digits;
+    for (int c = 0; c < shape.channels; c++)
+      for (int y = 0; y < shape.height; y++)
+        for (int x = 0; x < shape.width; x++) {
+          double& v = t.at(c, y, x);
+          switch (s.kind) {
+            case StepKind::Affine:
+              if (!s.scale.empty()) v *= element(s.scale, c);
+              if (!s.shift.empty()) v += element(s.shift, c);
+              break;
+            case StepKind::Prelu:
+              if (v < 0) v *= element(s.slope, c);
+              break;
+            case StepKind::Clamp: v = std::min<double>(std::max<double>(v, s.low), s.high); break;
+            case StepKind::Add: v += other->at(c, y, x); break;
+            case StepKind::Mul: v *= factor(*other, shape, c, y, x); break;
+          }
+        }
+    if (s.kind == StepKind::Affine) digits = std::max(digits + digits_of(s.scale), digits_of(s.shift));
+    if (s.kind == StepKind::Prelu) digits += digits_of(s.slope);
+    if (s.kind == StepKind::Add) digits = std::max(digits, other->digits);
+    if (s.kind == StepKind::Mul) digits += other->digits;
+    t.settle(exact, digits, 0);
+  }
+
+  static double factor(const Tensor& other, const Shape& shape, int c, int y, int x) {
+    if (other.shape.height == shape.height && other.shape.width == shape.width)
+      return other.at(c / (shape.channels / other.shape.channels), y, x);
+    return other.at(c, 0, 0);
+  }
+
+  // PyTorch's own loops.
+  Tensor pool(const Op& op) const {
+    const Tensor& in = input(op);
+    const Pool& p = op.pool;
+    Tensor out(op.shape);
+    for (int c = 0; c < op.shape.channels; c++)
+      for (int y = 0; y < op.shape.height; y++)
+        for (int x = 0; x < op.shape.width; x++) {
+          int y0 = y * p.stride.h - p.padding.h, x0 = x * p.stride.w - p.padding.w;
+          int y1 = std::min(y0 + p.kernel.h, in.shape.height + p.padding.h);
+          int x1 = std::min(x0 + p.kernel.w, in.shape.width + p.padding.w);
+          int count = (y1 - y0) * (x1 - x0);
+          y0 = std::max(y0, 0), x0 = std::max(x0, 0);
+          y1 = std::min(y1, in.shape.height), x1 = std::min(x1, in.shape.width);
+          if (!p.count_padding) count = (y1 - y0) * (x1 - x0);
+          double max = -std::numeric_limits<double>::infinity(), sum = 0;
+          for (int i = y0; i < y1; i++)
+            for (int j = x0; j < x1; j++) max = std::max(max, in.at(c, i, j)), sum += in.at(c, i, j);
+          out.at(c, y, x) = op.kind == OpKind::MaxPool ? max : sum / count;
+        }
+    out.settle(in.exact && op.kind == OpKind::MaxPool, in.digits, 0);
+    return out;
+  }
+
+  Tensor mean(const Op& op) const {
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    const int64_t pixels = int64_t{in.shape.height} * in.shape.width;
+    for (int c = 0; c < in.shape.channels; c++)
+      for (int64_t i = 0; i < pixels; i++) out.x[c] += in.x[c * pixels + i] / static_cast<double>(pixels);
+    out.exact = in.exact && pixels == 1;
+    out.digits = in.digits;
+    return out;
+  }
+
+  Tensor mean_abs(const Op& op) const {
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    out.exact = false;
+    if (op.over_sample) {
+      for (double v : in.x) out.x[0] += std::fabs(v) / static_cast<double>(in.x.size());
+      return out;
+    }
+    const int run = in.shape.channels / op.groups;
+    for (int c = 0; c < in.shape.channels; c++)
+      for (int y = 0; y < in.shape.height; y++)
+        for (int x = 0; x < in.shape.width; x++) out.at(c / run, y, x) += std::fabs(in.at(c, y, x)) / run;
+    return out;
+  }
+
+  Tensor concat(const Op& op) const {
+    Tensor out;
+    out.shape = op.shape;
+    for (int v : op.inputs) {
+      const Tensor& in = values_[v];
+      out.x.insert(out.x.end(), in.x.begin(), in.x.end());
+      out.exact &= in.exact;
+      out.digits = std::max(out.digits, in.digits);
+    }
+    return out;
+  }
+
+  Tensor slice(const Op& op) const {
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    for (int c = 0; c < op.shape.channels; c++)
+      for (int y = 0; y < op.shape.height; y++)
+        for (int x = 0; x < op.shape.width; x++)
+          out.at(c, y, x) = in.at(op.start[0] + c * op.step[0], op.start[1] + y * op.step[1], op.start[2] + x * op.step[2]);
+    out.exact = in.exact, out.digits = in.digits;
+    return out;
+  }
+
+  Tensor pad(const Op& op) const {
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    for (int c = 0; c < in.shape.channels; c++)
+      for (int y = 0; y < in.shape.height; y++)
+        for (int x = 0; x < in.shape.width; x++)
+          out.at(c + op.before[0], y + op.before[1], x + op.before[2]) = in.at(c, y, x);
+    out.exact = in.exact, out.digits = in.digits;
+    return out;
+  }
+
+  Tensor flatten(const Op& op) const {
+    Tensor out = input(op);
+    out.shape = op.shape;
+    return out;
+  }
+
+  Tensor softmax(const Op& op) const {
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    out.exact = false;
+    for (int y = 0; y < op.shape.height; y++)
+      for (int x = 0; x < op.shape.width; x++) {
+        double max = -1e300, sum = 0;
+        for (int c = 0; c < op.shape.channels; c++) max = std::max(max, in.at(c, y, x));
+        for (int c = 0; c < op.shape.channels; c++) sum += std::exp(in.at(c, y, x) - max);
+        for (int c = 0; c < op.shape.channels; c++) out.at(c, y, x) = std::exp(in.at(c, y, x) - max) / sum;
+      }
+    return out;
+  }
+
+  const Graph& graph_;
+  std::vector<Tensor> values_;
+};
+
+// ------------------------------------------------------------------------------------------------------------ random graphs
+
+class Builder {
+ public:
+  Builder(Random& random, Shape input) : r(random) { graph.input = input; }
+
+  int last() const { return static_cast<int>(graph.ops.size()); }
+  const Shape& shape(int v) const { return graph.shape(v); }
+
+  int add(Op op) {
+    op.name = "op" + std::to_string(graph.ops.size());
+    graph.ops.push_back(std::move(op));
+    return last();
+  }
+
+  int quantize(int x, bool unit_allowed = false) {
+    Op op;
+    op.kind = OpKind::Quantize;
+    op.inputs = {x};
+    op.shape = shape(x);
+    if (unit_allowed && r.chance(30)) {
+      int over_sample = mean_abs(x, true);
+      op.inputs.push_back(over_sample);
+    }
+    Quantizer& q = op.quantizer;
+    const int kind = r.in(0, 5);
+    int steps = 1;
+    if (kind <= 1) {
+      q.scales = {2}, q.offset = -1;  // +-1
+    } else if (kind == 2) {
+      q.scales = {1}, q.offset = 0;  // 0 and 1
+    } else if (kind == 3) {
+      q.levels = true, steps = 2, q.scales = {1, 2}, q.offset = -1;  // ternary
+    } else if (kind == 4) {
+      q.levels = true, steps = r.in(1, 9);
+      int planes = steps < 2 ? 1 : steps < 4 ? 2 : steps < 8 ? 3 : 4;
+      for (int p = 0; p < planes; p++) q.scales.push_back(0.5f * static_cast<float>(1 << p));
+      q.offset = r.chance(50) ? 0.f : -0.75f;
+    } else {
+      steps = r.in(1, 3);
+      for (int s = 0; s < steps; s++) q.scales.push_back(r.chance(50) ? r.quarter(2) : 0.3125f + static_cast<float>(s));
+      q.offset = r.chance(50) ? 0.f : r.quarter(1);
+      if (r.chance(30)) q.scales[0] = 0.70001f;  // no unit
+    }
+    q.per_channel = r.chance(50);
+    for (int s = 0; s < steps; s++) {
+      q.strict.push_back(r.chance(50));
+      for (int c = 0; c < (q.per_channel ? op.shape.channels : 1); c++)
+        q.thresholds.push_back(kind <= 1 && r.chance(50) ? 0.f : r.quarter(3));
+    }
+    return add(op);
+  }
+
+  int mean_abs(int x, bool over_sample) {
+    Op op;
+    op.kind = OpKind::MeanAbs;
+    op.inputs = {x};
+    op.over_sample = over_sample;
+    op.groups = over_sample ? 1 : divisor(shape(x).channels);
+    op.shape = over_sample ? Shape{1, 1, 1} : Shape{op.groups, shape(x).height, shape(x).width};
+    return add(op);
+  }
+
+  int divisor(int n) {
+    for (;;) {
+      int d = r.in(1, std::min(n, 8));
+      if (n % d == 0) return d;
+    }
+  }
+
+  struct ConvOptions {
+    int filters = 8;
+    Pair kernel{3, 3}, stride{1, 1}, dilation{1, 1};
+    int top = 1, left = 1, bottom = 1, right = 1, groups = 1, bases = 1;
+    bool weight_offset = false;
+  };
+
+  ConvOptions random_conv(int x, int most_filters) {
+    ConvOptions o;
+    const Shape s = shape(x);
+    o.groups = r.chance(25) ? divisor(s.channels) : 1;
+    if (r.chance(5)) o.groups = s.channels;
+    o.filters = o.groups * std::max(1, r.pick({1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 49, 63, 64, 65, 100}) /
+                                           (o.groups > 1 ? o.groups : 1));
+    o.filters = std::min(o.filters, std::max(o.groups, most_filters / o.groups * o.groups));
+    const int kernel = r.pick({1, 1, 2, 3, 3, 3, 3, 4, 5, 7});
+    o.kernel = {kernel, r.chance(80) ? kernel : r.in(1, 5)};
+    o.stride = {r.pick({1, 1, 1, 2, 2, 3, 5}), 1};
+    o.stride.w = r.chance(80) ? o.stride.h : r.in(1, 3);
+    o.dilation = r.chance(80) ? Pair{1, 1} : Pair{r.in(1, 3), r.in(1, 3)};
+    if (r.chance(60)) {
+      o.top = o.bottom = o.kernel.h / 2;
+      o.left = o.right = o.kernel.w / 2;
+    } else {
+      const int most = r.chance(10) ? 40 : 3;
+      o.top = r.in(0, most), o.left = r.in(0, most), o.bottom = r.in(0, most), o.right = r.in(0, most);
+    }
+    while (out_size(s.height, o.kernel.h, o.stride.h, o.dilation.h, o.top + o.bottom) < 1) o.bottom++;
+    while (out_size(s.width, o.kernel.w, o.stride.w, o.dilation.w, o.left + o.right) < 1) o.right++;
+    o.bases = r.chance(70) ? 1 : r.in(2, 3);
+    o.weight_offset = r.chance(15);
+    return o;
+  }
+
+  static int out_size(int size, int kernel, int stride, int dilation, int padding) {
+    const int room = size + padding - (kernel - 1) * dilation - 1;
+    return room < 0 ? 0 : room / stride + 1;
+  }
+
+  Op conv_op(int x, const ConvOptions& o, bool binary) {
+    Op op;
+    op.kind = OpKind::Conv;
+    op.inputs = {x};
+    Convolution& c = op.conv;
+    const Shape s = shape(x);
+    c.filters = o.filters, c.channels = s.channels / o.groups, c.groups = o.groups;
+    c.kernel = o.kernel, c.stride = o.stride, c.dilation = o.dilation;
+    c.top = o.top, c.left = o.left, c.bottom = o.bottom, c.right = o.right;
+    op.shape = {o.filters, out_size(s.height, o.kernel.h, o.stride.h, o.dilation.h, o.top + o.bottom),
+                out_size(s.width, o.kernel.w, o.stride.w, o.dilation.w, o.left + o.right)};
+    const int64_t count = int64_t{o.filters} * c.channels * o.kernel.h * o.kernel.w;
+    if (!binary) {
+      for (int64_t i = 0; i < count; i++) c.weight.push_back(r.quarter(1));
+      return op;
+    }
+    c.bases = o.bases;
+    c.bits.assign((count * o.bases + 7) / 8, 0);
+    for (int64_t i = 0; i < count * o.bases; i++)
+      if (r.chance(50)) c.bits[i / 8] = static_cast<uint8_t>(c.bits[i / 8] | 1 << (i % 8));
+    for (int i = 0; i < o.bases * o.filters; i++) c.scales.push_back(r.power());
+    if (o.weight_offset) c.offset.resize(r.chance(50) ? 1 : o.filters);
+    for (float& v : c.offset) v = r.quarter(1);
+    return op;
+  }
+
+  std::vector<float> vector(int channels, bool powers) {
+    std::vector<float> v(r.chance(70) ? channels : 1);
+    for (float& x : v) x = powers ? r.power() : r.quarter(2);
+    return v;
+  }
+
+  // A float value of a shape among those made so far, or -1.
+  int find(const Shape& wanted) {
+    for (int tries = 0; tries < 10; tries++) {
+      int v = r.in(0, last());
+      if (!graph.is_code(v) && shape(v) == wanted) return v;
+    }
+    return -1;
+  }
+
+  void random_steps(Op& op, int most) {
+    const int channels = op.shape.channels;
+    for (int n = r.in(0, most); n > 0; n--) {
+      Step s;
+      switch (r.in(0, 4)) {
+        case 0:
+          s.kind = StepKind::Affine;
+          if (r.chance(80)) s.scale = vector(channels, true);
+          if (s.scale.empty() || r.chance(80)) s.shift = vector(channels, false);
+          break;
+        case 1:
+          s.kind = StepKind::Prelu;
+          s.slope = vector(channels, true);
+          break;
+        case 2:
+          s.kind = StepKind::Clamp;
+          s.low = r.chance(70) ? -2.f : -std::numeric_limits<float>::infinity();
+          s.high = r.chance(70) ? 2.f : std::numeric_limits<float>::infinity();
+          break;
+        case 3:
+          s.kind = StepKind::Add;
+          s.value = find(op.shape);
+          if (s.value < 0) continue;
+          break;
+        default:
+          s.kind = StepKind::Mul;
+          s.value = find({divisor(channels), op.shape.height, op.shape.width});
+          if (s.value < 0 || r.chance(30)) s.value = find({channels, 1, 1});
+          if (s.value < 0) continue;
+          break;
+      }
+      op.steps.push_back(s);
+    }
+  }
+
+  int any_float() {
+    for (;;) {
+      int v = r.chance(60) ? last() : r.in(0, last());
+      if (!graph.is_code(v)) return v;
+      v = r.in(0, last());
+      if (!graph.is_code(v)) return v;
+    }
+  }
+
+  void random_pool(int x) {
+    Op op;
+    op.kind = r.chance(50) ? OpKind::MaxPool : OpKind::AvgPool;
+    op.inputs = {x};
+    const Shape s = shape(x);
+    op.pool.kernel = {r.in(1, std::min(4, s.height)), r.in(1, std::min(4, s.width))};
+    op.pool.stride = {r.in(1, 4), r.in(1, 4)};
+    op.pool.padding = {r.in(0, op.pool.kernel.h / 2), r.in(0, op.pool.kernel.w / 2)};
+    op.pool.count_padding = r.chance(50);
+    const bool ceil = r.chance(50);
+    op.shape = {s.channels, pool_size(s.height, op.pool.kernel.h, op.pool.stride.h, op.pool.padding.h, ceil),
+                pool_size(s.width, op.pool.kernel.w, op.pool.stride.w, op.pool.padding.w, ceil)};
+    add(op);
+  }
+
+  static int pool_size(int size, int kernel, int stride, int padding, bool ceil) {
+    int out = (size + 2 * padding - kernel + (ceil ? stride - 1 : 0)) / stride + 1;
+    if (ceil && (out - 1) * stride >= size + padding) out--;
+    return out;
+  }
+
+  void random_rest(int x) {
+    Op op;
+    op.inputs = {x};
+    const Shape s = shape(x);
+    switch (r.in(0, 7)) {
+      case 0:
+        op.kind = OpKind::Mean;
+        op.shape = {s.channels, 1, 1};
+        break;
+      case 1: mean_abs(x, r.chance(30)); return;
+      case 2: {
+        op.kind = OpKind::Concat;
+        int channels = s.channels;
+        for (int n = r.in(0, 2); n > 0; n--) {
+          int other = any_float();
+          if (shape(other).height != s.height || shape(other).width != s.width) continue;
+          op.inputs.push_back(other);
+          channels += shape(other).channels;
+        }
+        op.shape = {channels, s.height, s.width};
+        break;
+      }
+      case 3: {
+        op.kind = OpKind::Slice;
+        const int sizes[3] = {s.channels, s.height, s.width};
+        int out[3];
+        for (int i = 0; i < 3; i++) {
+          op.start[i] = r.in(0, sizes[i] - 1);
+          const int stop = r.in(op.start[i] + 1, sizes[i]);
+          op.step[i] = r.in(1, 3);
+          out[i] = (stop - op.start[i] + op.step[i] - 1) / op.step[i];
+        }
+        op.shape = {out[0], out[1], out[2]};
+        break;
+      }
+      case 4:
+        op.kind = OpKind::Pad;
+        for (int& b : op.before) b = r.in(0, 2);
+        op.shape = {s.channels + op.before[0] + r.in(0, 2), s.height + op.before[1] + r.in(0, 2),
+                    s.width + op.before[2] + r.in(0, 2)};
+        break;
+      case 5:
+        op.kind = OpKind::Flatten;
+        op.shape = {static_cast<int>(s.size()), 1, 1};
+        break;
+      case 6:
+        op.kind = OpKind::Softmax;
+        op.shape = s;
+        break;
+      default:
+        op.kind = OpKind::Map;
+        op.shape = s;
+        random_steps(op, 4);
+        break;
+    }
+    add(op);
+  }
+
+  Graph graph;
+  Random& r;
+};
+
+int random_channels(Random& r) {
+  return r.pick({1, 2, 3, 5, 7, 8, 9, 12, 15, 16, 17, 20, 24, 31, 32, 33, 40, 48, 63, 64, 65, 66, 96, 127, 128, 130});
+}
+
+int random_side(Random& r) { return r.pick({1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 16, 17}); }
+
+// A code and one convolution of it.
+Graph binary_conv_graph(Random& r) {
+  Builder b(r, {random_channels(r), random_side(r), random_side(r)});
+  int code = b.quantize(0, true);
+  Op op = b.conv_op(code, b.random_conv(code, 200), true);
+  if (r.chance(50)) b.random_steps(op, 4);
+  b.add(op);
+  if (r.chance(30)) b.quantize(b.last());
+  b.graph.output = b.last();
+  return std::move(b.graph);
+}
+
+Graph float_conv_graph(Random& r) {
+  Builder b(r, {random_channels(r), random_side(r), random_side(r)});
+  Op op = b.conv_op(0, b.random_conv(0, 100), r.chance(30));
+  b.random_steps(op, 3);
+  b.add(op);
+  if (r.chance(40)) {
+    int code = b.quantize(b.last());
+    b.add(b.conv_op(code, b.random_conv(code, 40), true));
+  }
+  b.graph.output = b.last();
+  return std::move(b.graph);
+}
+
+Graph mixed_graph(Random& r) {
+  Builder b(r, {r.in(1, 40), r.in(1, 12), r.in(1, 12)});
+  for (int n = r.in(1, 10); n > 0; n--) {
+    const int x = b.any_float(), kind = r.in(0, 9);
+    if (b.shape(x).size() > 20000) continue;
+    if (kind <= 3) {
+      int code = b.quantize(x, true);
+      for (int users = r.chance(20) ? 2 : 1; users > 0; users--) {
+        Op op = b.conv_op(code, b.random_conv(code, 40), true);
+        b.random_steps(op, 3);
+        b.add(op);
+      }
+    } else if (kind == 4) {
+      Op op = b.conv_op(x, b.random_conv(x, 24), r.chance(30));
+      b.random_steps(op, 3);
+      b.add(op);
+    } else if (kind == 5) {
+      b.random_pool(x);
+    } else {
+      b.random_rest(x);
+    }
+  }
+  b.graph.output = r.chance(80) ? b.last() : r.in(0, b.last());
+  return std::move(b.graph);
+}
+
+// A float convolution and a pool, as at the start of many networks.
+Graph pooled_graph(Random& r) {
+  Builder b(r, {r.pick({1, 3, 3, 8, 13}), r.in(3, 20), r.in(3, 20)});
+  Builder::ConvOptions o = b.random_conv(0, 70);
+  o.groups = 1;
+  o.filters = r.pick({5, 8, 16, 33, 64, 70});
+  Op op = b.conv_op(0, o, false);
+  b.random_steps(op, 2);
+  b.add(op);
+  b.random_pool(b.last());
+  if (b.graph.ops.back().kind == OpKind::MaxPool && r.chance(50)) {
+    int code = b.quantize(b.last());
+    if (r.chance(70)) b.add(b.conv_op(code, b.random_conv(code, 20), true));
+  }
+  b.graph.output = b.last();
+  return std::move(b.graph);
+}
+
+// A residual network in small: the fusions that matter.
+Graph residual_graph(Random& r) {
+  const int channels = r.pick({8, 16, 32, 64, 72});
+  Builder b(r, {channels, r.in(2, 14), r.in(2, 14)});
+  int x = 0;
+  for (int n = r.in(1, 3); n > 0; n--) {
+    int code = b.quantize(x);
+    Builder::ConvOptions o;
+    o.filters = channels;
+    Op op = b.conv_op(code, o, true);
+    Step scale;
+    scale.kind = StepKind::Affine;
+    scale.scale = {0.25f}, scale.shift = b.vector(channels, false);
+    op.steps.push_back(scale);
+    int sum = b.add(op);
+    Op map;
+    map.kind = OpKind::Map;
+    map.inputs = {sum};
+    map.shape = b.shape(sum);
+    Step residual;
+    residual.kind = StepKind::Add;
+    residual.value = x;
+    Step prelu;
+    prelu.kind = StepKind::Prelu;
+    prelu.slope = b.vector(channels, true);
+    map.steps = {residual, prelu};
+    x = b.add(map);
+  }
+  b.graph.output = x;
+  return std::move(b.graph);
+}
+
+// -------------------------------------------------------------------------------------------------------------------- checks
+
+std::vector<std::string> all_sets() {
+  std::vector<std::string> sets = instruction_sets();
+  if (sets[0] == "avx2") sets.push_back("avx2-intrinsics");
+  sets.push_back("portable-look-up");
+  return sets;
+}
+
+std::string describe(const Graph& g) {
+  static const char* kinds[] = {"quantize", "conv", "map",   "max_pool", "avg_pool", "mean",
+                                "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax"};
+  auto text = [](const Shape& s) {
+    return std::to_string(s.channels) + "x" + std::to_string(s.height) + "x" + std::to_string(s.width);
+  };
+  std::string d = "input " + text(g.input) + "\n";
+  for (size_t i = 0; i < g.ops.size(); i++) {
+    const Op& op = g.ops[i];
+    d += "  " + std::to_string(i + 1) + ": " + kinds[static_cast<int>(op.kind)] + " of";
+    for (int v : op.inputs) d += " " + std::to_string(v);
+    d += " -> " + text(op.shape) + ", " + std::to_string(op.steps.size()) + " steps";
+    if (op.kind == OpKind::Conv) {
+      const Convolution& c = op.conv;
+      char more[200];
+      std::snprintf(more, sizeof more, " kernel %dx%d stride %d,%d dilation %d,%d padding %d,%d,%d,%d groups %d bases %d%s",
+                    c.kernel.h, c.kernel.w, c.stride.h, c.stride.w, c.dilation.h, c.dilation.w, c.top, c.left, c.bottom,
+                    c.right, c.groups, c.bases, c.offset.empty() ? "" : " offset");
+      d += more;
+    }
+    if (op.kind == OpKind::Quantize)
+      d += " " + std::to_string(op.quantizer.steps()) + (op.quantizer.levels ? " levels" : " planes") + " offset " +
+           std::to_string(op.quantizer.offset);
+    d += "\n";
+  }
+  return d + "  output " + std::to_string(g.output) + "\n";
+}
+
+bool close(double expected, float got, bool exact, double scale) {
+  if (exact) return expected == got;
+  return std::fabs(expected - got) <= 1e-4 * (scale + 1e-3);
+}
+
+struct Totals {
+  int run = 0, dropped = 0, exact = 0;
+};
+
+bool check(const Graph& graph, Random& r, Totals& totals) {
+  static ThreadPool pool(3);
+  const int batch = r.chance(60) ? 1 : r.in(2, 9);
+  const int64_t in_size = graph.input.size(), out_size = graph.shape(graph.output).size();
+  if (graph.input.size() * batch > 2000000 || out_size * batch > 2000000) return totals.dropped++, true;
+  std::vector<float> input(in_size * batch);
+  for (float& x : input) x = r.quarter(4);
+
+  std::vector<Tensor> expected;
+  try {
+    for (int i = 0; i < batch; i++) expected.push_back(Reference(graph, &input[i * in_size]).output());
+  } catch (const TooClose&) {
+    return totals.dropped++, true;
+  }
+  totals.run++;
+  totals.exact += expected[0].exact;
+
+  std::vector<float> first;
+  for (const std::string& isa : all_sets())
+    for (int threads : {1, 3}) {
+      std::unique_ptr<Engine> engine = Engine::create(graph, isa, threads);
+      auto workspace = engine->workspace();
+      std::vector<float> output(out_size * batch, -77.f);
+      std::vector<double> seconds(graph.ops.size(), 0.0);
+      engine->run(input.data(), output.data(), batch, *workspace, threads > 1 ? &pool : nullptr,
+                  r.chance(30) ? seconds.data() : nullptr);
+      if (first.empty()) {
+        first = output;
+        for (int i = 0; i < batch; i++) {
+          const double scale = expected[i].largest();
+          for (int64_t k = 0; k < out_size; k++)
+            if (!close(expected[i].x[k], output[i * out_size + k], expected[i].exact, scale)) {
+              std::printf("%s: sample %d element %lld is %.9g, not %.9g\n%s", isa.c_str(), i, static_cast<long long>(k),
+                          output[i * out_size + k], expected[i].x[k], describe(graph).c_str());
+              return false;
+            }
+        }
+      } else if (std::memcmp(first.data(), output.data(), output.size() * sizeof(float)) != 0) {
+        std::printf("%s with %d threads gives other bits\n%s", isa.c_str(), threads, describe(graph).c_str());
+        return false;
+      }
+    }
+  return true;
+}
+
+// Shapes of real networks, on all paths.
+bool check_real_shapes(Totals& totals) {
+  const int shapes[][5] = {{64, 64, 12, 14, 1}, {64, 128, 12, 12, 2}, {128, 128, 7, 7, 1}, {256, 64, 7, 7, 1},
+                           {16, 16, 16, 16, 1}, {16, 32, 16, 16, 2},  {32, 32, 8, 8, 1},   {16, 16, 9, 11, 1},
+                           {32, 32, 5, 7, 1},   {512, 80, 7, 7, 1},   {1024, 48, 3, 3, 1}, {64, 64, 2, 1, 1}};
+  Random r(7);
+  for (const auto& s : shapes) {
+    Builder b(r, {s[0], s[2], s[3]});
+    int code = b.quantize(0);
+    Builder::ConvOptions o;
+    o.filters = s[1];
+    o.stride = {s[4], s[4]};
+    b.add(b.conv_op(code, o, true));
+    b.graph.output = b.last();
+    if (!check(b.graph, r, totals)) return false;
+  }
+  return true;
+}
+
+// Sums that do not fit 16 bits, and padding that must not be written out.
+bool check_extremes(Totals& totals) {
+  Random r(8);
+  for (int kind = 0; kind < 3; kind++) {
+    Builder b(r, kind == 0 ? Shape{7000, 3, 3} : Shape{5, 3, 2});
+    int x = kind == 2 ? 0 : b.quantize(0);
+    Builder::ConvOptions o;
+    o.filters = 3;
+    if (kind > 0) {
+      o.top = o.bottom = 3000, o.left = o.right = 4000;
+      o.stride = {2999, 3999};
+      o.kernel = {2, 3};
+    }
+    b.add(b.conv_op(x, o, kind != 2));
+    b.graph.output = b.last();
+    if (!check(b.graph, r, totals)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 400, first = argc > 2 ? std::atoi(argv[2]) : 0;
+  Totals totals;
+  if (!check_real_shapes(totals) || !check_extremes(totals)) return 1;
+  for (int i = first; i < first + cases; i++) {
+    Random r(static_cast<uint64_t>(i) + 1000);
+    const int kind = r.in(0, 10);
+    const Graph graph = kind < 4   ? binary_conv_graph(r)
+                        : kind < 6 ? float_conv_graph(r)
+                        : kind < 7 ? pooled_graph(r)
+                        : kind < 8 ? residual_graph(r)
+                                   : mixed_graph(r);
+    if (!check(graph, r, totals)) {
+      std::printf("case %d\n", i);
+      return 1;
+    }
+  }
+  std::printf("%d graphs, %d of them exact; %d dropped. Sets:", totals.run, totals.exact, totals.dropped);
+  for (const std::string& name : all_sets()) std::printf(" %s", name.c_str());
+  std::printf("\n");
+  return 0;
+}

@@ -1,0 +1,101 @@
+"""``unflip predict`` and ``unflip bench``: what a packed network says, and how fast."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from unflip.cli.app import app, console
+from unflip.runtime import Model, NativePartMissing, load
+from unflip.runtime.images import probabilities, read_image
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A packed network (.unflip).")],
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    top: Annotated[int, typer.Option(min=1, help="Print this many classes of each image.")] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="0: as many as there are cores.")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Machine-readable: a line an image.")
+    ] = False,
+) -> None:
+    """Classify images with a packed network.
+
+    An image's shorter side is resized to the model's input, then the middle is cut out; models of one channel get it in
+    grey. Pixels are prepared as the file says.
+    """
+    network = _loaded(model, threads)
+    if len(network.output_shape) != 1:
+        raise ValueError(f"{model} is no classifier: its output is {network.output_shape}")
+    for path in images:
+        found = _best(network, path, top)
+        if as_json:
+            print(json.dumps({"image": str(path), "classes": found}, ensure_ascii=False))
+            continue
+        console.print(str(path), highlight=False, markup=False)
+        for label, probability in found:
+            console.print(f"  {probability:7.2%}  {label}", highlight=False, markup=False)
+
+
+def _loaded(path: Path, threads: int) -> Model:
+    try:
+        return load(path, threads)
+    except NativePartMissing as error:  # one line, like other errors we foresee
+        raise ValueError(str(error)) from None
+
+
+def _best(network: Model, path: Path, top: int) -> list[tuple[str, float]]:
+    chances = probabilities(network(read_image(path, network)), network)
+    order = np.argsort(-chances, kind="stable")[:top]
+    labels = network.labels or [f"class {i}" for i in range(len(chances))]
+    return [(labels[i], float(chances[i])) for i in order]
+
+
+@app.command()
+def bench(
+    model: Annotated[Path, typer.Argument(help="A packed network (.unflip).")],
+    threads: Annotated[int, typer.Option(min=0, help="0: as many as there are cores.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a call.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Timed calls; medians are shown.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Time a packed network on this machine: as a whole, and layer by layer."""
+    network = _loaded(model, threads)
+    x = np.random.default_rng(0).normal(size=(batch, *network.input_shape)).astype(np.float32)
+    seconds = _times(network, x, runs)
+    layers = network.profile(x, runs)
+    median = statistics.median(seconds)
+    if as_json:
+        rows = [row._asdict() for row in layers]
+        print(json.dumps({"median": median, "seconds": seconds, "layers": rows}))
+        return
+    table = Table("layer", "kind", "ms", "share", title=str(model))
+    for row in layers:
+        table.add_row(row.name, row.kind, f"{row.seconds * 1e3:.3f}", f"{row.share:.1%}")
+    console.print(table)
+    console.print(network, markup=False, highlight=False)
+    console.print(
+        f"batch {batch}: median {median * 1e3:.3f} ms of {runs} runs "
+        f"(least {min(seconds) * 1e3:.3f}, most {max(seconds) * 1e3:.3f}), {batch / median:.1f} samples/s"
+    )
+
+
+def _times(
+    network: Model, x: np.ndarray[tuple[int, ...], np.dtype[np.float32]], runs: int
+) -> list[float]:
+    for _ in range(3):
+        network(x)
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        network(x)
+        times.append(time.perf_counter() - start)
+    return times

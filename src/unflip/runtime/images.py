@@ -1,0 +1,61 @@
+"""From an image file to a network's input, and from its output to labels."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unflip.runtime.model import Model
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def read_image(path: str | os.PathLike[str], model: Model) -> Array:
+    """An image file as ``model``'s input, one sample (C, H, W).
+
+    The shorter side is resized to the model's (bilinear, so that the image covers the input), then the middle is cut
+    out; models of one channel get grey. Then the file's preprocessing: ``(pixel / 255 - mean) / std``, or pixel / 255.
+    """
+    from PIL import Image, ImageOps
+
+    channels, height, width = model.input_shape
+    if channels not in (1, 3):
+        raise ValueError(f"this model takes {channels} channels; an image file has 1 or 3")
+    with Image.open(path) as image:
+        upright = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
+    pixels = np.asarray(_covering(upright, height, width), dtype=np.float32)
+    return normalized(pixels.reshape(height, width, channels).transpose(2, 0, 1), model)
+
+
+def _covering(image: Image, height: int, width: int) -> Image:
+    from PIL import Image as images
+
+    scale = max(height / image.height, width / image.width)
+    size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+    resized = image.resize(size, images.Resampling.BILINEAR)
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return resized.crop((left, top, left + width, top + height))
+
+
+def normalized(pixels: Array, model: Model) -> Array:
+    """Pixels 0 .. 255, (C, H, W), prepared as the file says."""
+    values = pixels / np.float32(255)
+    if model.preprocess is not None:
+        mean, std = (
+            np.array(model.preprocess[k], np.float32)[:, None, None] for k in ("mean", "std")
+        )
+        values = (values - mean) / std
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def probabilities(outputs: Array, model: Model) -> Array:
+    """Softmax over the classes, unless it is the network's own last op."""
+    if model.ops and model.ops[-1].startswith("softmax "):
+        return outputs
+    shifted = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)

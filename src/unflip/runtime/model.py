@@ -1,0 +1,155 @@
+"""``unflip.load``: a packed network as something to call."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from unflip.runtime.profile import Profile, summarize
+
+if TYPE_CHECKING:
+    from unflip.runtime._native import Network
+
+# numpy in, numpy out; torch in, torch out. torch may not be installed, so it has no name here.
+ArrayT = TypeVar("ArrayT")
+
+
+class NativePartMissing(ImportError):
+    """The native library is not built; the message says how to get it."""
+
+
+def load(path: str | os.PathLike[str], threads: int = 1) -> Model:
+    """A packed network (an ``.unflip`` file), checked and ready to run.
+
+    ``threads`` are those that share one call's work; 0 takes as many as the machine has cores. Any number of threads
+    may call one model at the same time. The instruction set is the best the CPU has; the environment
+    variable ``UNFLIP_ISA`` names another. ValueError says what is wrong with a file.
+    """
+    native = _native()
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{os.fspath(path)}: there is no such file")
+    return Model(native.Network(os.fsencode(path), _whole(threads)), Path(path).name)
+
+
+def _whole(threads: int) -> int:
+    # Beyond an int the native call could only say that the arguments do not match.
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= 1024:
+        raise ValueError(
+            f"threads must be 1 .. 1024, or 0 for as many as there are cores, not {threads!r}"
+        )
+    return threads
+
+
+def _native() -> ModuleType:
+    try:
+        from unflip.runtime import _native as native
+    except ImportError as error:
+        raise NativePartMissing(
+            f"unflip's native library cannot be loaded ({error}). It is built when unflip is installed: "
+            "'pip install .' or, to work on unflip itself, 'pip install -e .' in a checkout; "
+            "both need a C++ compiler. A wheel ('make wheel') has it built in."
+        ) from error
+    return native
+
+
+class Model:
+    """A network that is ready to run. :func:`load` makes it.
+
+    ``model(x)`` takes float32 in C order on the CPU, as a numpy array or a torch tensor, and returns the same kind:
+
+    - ``(N, C, H, W)``, a batch, gives ``(N, classes)``, or ``(N, C, H, W)`` where the output is an image;
+    - ``(C, H, W)``, one sample, gives one result: the same without N;
+    - where the input is a vector (F x 1 x 1), ``(N, F)`` and ``(F,)`` are a batch and a sample as well.
+
+    Nothing is converted or copied on the way in: what would need it is refused, and the message says what to call.
+    NaN is refused too. The GIL is released while the network runs.
+    """
+
+    def __init__(self, network: Network, name: str) -> None:
+        self._network = network
+        self._name = name
+        self.input_shape: tuple[int, int, int] = network.input_shape
+        """Channels, height, width of a sample."""
+        self.output_shape: tuple[int, ...] = _without_pixels(network.output_shape)
+        """Of one sample's result: (classes,), or channels, height, width."""
+        self.labels: list[str] | None = json.loads(network.labels)
+        """The classes' names, where the file has them."""
+        self.preprocess: dict[str, list[float]] | None = json.loads(network.preprocess)
+        """``(pixel / 255 - mean) / std`` makes an input of an image: {"mean": ..., "std": ...}, or None."""
+        self.threads: int = network.threads
+        self.isa: str = network.isa
+        """Instruction set of the kernels in use."""
+        self.ops: tuple[str, ...] = tuple(network.ops)
+        """What the network is made of: "kind name" for each op."""
+
+    def __call__(self, x: ArrayT) -> ArrayT:
+        output = self._room_for_output(x)
+        self._network.run(x, output)
+        return output
+
+    def profile(self, x: Any, runs: int = 10) -> Profile:
+        """Time spent in each layer, as medians of ``runs`` calls after a first one that does not count."""
+        if runs < 1:
+            raise ValueError(f"runs must be 1 or more, not {runs}")
+        output = self(x)
+        return summarize(self.ops, [self._network.profile(x, output) for _ in range(runs)])
+
+    def _room_for_output(self, x: Any) -> Any:
+        """An array of the input's kind, once the input is known to be right."""
+        torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+        if torch is not None and isinstance(x, torch.Tensor):
+            _check_tensor(x, torch)
+            return torch.empty(self._result_shape(x.shape), dtype=torch.float32)
+        if isinstance(x, np.ndarray):
+            _check_array(x)
+            return np.empty(self._result_shape(x.shape), dtype=np.float32)
+        raise TypeError(
+            f"the input must be a numpy array or a torch tensor, not {type(x).__qualname__}"
+        )
+
+    def _result_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        samples: list[tuple[int, ...]] = [self.input_shape]
+        if self.input_shape[1:] == (1, 1):
+            samples.append(self.input_shape[:1])
+        for sample in samples:
+            if shape == sample:
+                return self.output_shape
+            if shape[1:] == sample and shape[0] > 0:
+                return (shape[0], *self.output_shape)
+        allowed = [f"(N, {', '.join(map(str, s))})" for s in samples] + [str(s) for s in samples]
+        raise ValueError(
+            f"the input must have the shape {' or '.join(allowed)} with N of 1 or more, not {tuple(shape)}"
+        )
+
+    def __repr__(self) -> str:
+        shapes = " -> ".join(" x ".join(map(str, s)) for s in (self.input_shape, self.output_shape))
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"<unflip.Model {self._name}: {shapes}, {len(self.ops)} ops, {threads}, {self.isa}>"
+
+
+def _without_pixels(shape: tuple[int, int, int]) -> tuple[int, ...]:
+    return shape[:1] if shape[1:] == (1, 1) else shape
+
+
+def _check_array(x: Any) -> None:
+    if x.dtype != np.float32 or not x.dtype.isnative:
+        raise TypeError(f"the input must be float32, not {x.dtype}: x.astype(np.float32)")
+    if not x.flags.c_contiguous:
+        raise ValueError("the input must be contiguous in C order: np.ascontiguousarray(x)")
+
+
+def _check_tensor(x: Any, torch: Any) -> None:
+    if x.device.type != "cpu":
+        raise ValueError(f"the input must be on the CPU, not on {x.device}: x.cpu()")
+    if x.dtype != torch.float32:
+        raise TypeError(f"the input must be float32, not {x.dtype}: x.float()")
+    if x.layout != torch.strided or not x.is_contiguous():
+        raise ValueError("the input must be contiguous (and not channels_last): x.contiguous()")
+    if x.requires_grad:
+        raise ValueError("a packed network has no gradients: x.detach()")

@@ -1,0 +1,93 @@
+"""The native part's own tests: under sanitizers, as fuzzing, and on ARM's instructions by emulation."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unflip.packing.file import Packed, write
+
+Build = Callable[..., Path]
+Command = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def sanitized(build: Build) -> Path:
+    """Memory errors and undefined behaviour end a program with a message."""
+    return build(
+        "sanitized",
+        ["engine_test", "loader_test", "thread_pool_test", "fuzz_load"],
+        UNFLIP_SANITIZE="address,undefined",
+        UNFLIP_OPTIMIZE="-O1",
+        UNFLIP_TESTS="ON",
+        UNFLIP_FUZZ="ON",
+    )
+
+
+def test_loader(sanitized: Path, command: Command) -> None:
+    assert "all right" in command(sanitized / "loader_test")
+
+
+def test_thread_pool(sanitized: Path, command: Command) -> None:
+    assert "all right" in command(sanitized / "thread_pool_test")
+
+
+def test_engine(sanitized: Path, command: Command) -> None:
+    assert "graphs" in command(sanitized / "engine_test", 10)
+
+
+def test_fuzzing(
+    sanitized: Path, command: Command, networks: dict[str, Packed], tmp_path: Path
+) -> None:
+    """A short run; a long one is in results/fuzz. What loads is run with every instruction set; all agree."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name, packed in networks.items():
+        write(corpus / f"{name}.unflip", packed)
+    out = command(sanitized / "fuzz_load", corpus, "-max_total_time=8", "-seed=7", cwd=tmp_path)
+    found = re.search(r"(\d+) files, of which (\d+) were loaded and (\d+) run", out)
+    assert found is not None, out
+    files, loaded, ran = map(int, found.groups())
+    assert files > 1000
+    assert files > loaded >= ran > 100
+
+
+def test_thread_pool_has_no_races(root: Path, tmp_path: Path, command: Command) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    source = root / "native"
+    files = (source / "tests/thread_pool_test.cpp", source / "src/thread_pool.cpp")
+    flags = ("-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{source / 'src'}")
+    command("g++", *flags, *files, "-o", tmp_path / "test")
+    assert "all right" in command(tmp_path / "test")
+
+
+def test_arm(build: Build, command: Command) -> None:
+    """NEON kernels against the reference, emulated."""
+    compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip(
+            "needs aarch64-linux-gnu-g++ and qemu-aarch64 (Debian: g++-aarch64-linux-gnu, qemu-user)"
+        )
+    if platform.machine() == "aarch64":
+        pytest.skip("this machine runs NEON itself: see test_engine")
+    folder = build(
+        "arm",
+        ["engine_test", "loader_test"],
+        CMAKE_SYSTEM_NAME="Linux",
+        CMAKE_SYSTEM_PROCESSOR="aarch64",
+        CMAKE_C_COMPILER=compiler.replace("g++", "gcc"),
+        CMAKE_CXX_COMPILER=compiler,
+        CMAKE_EXE_LINKER_FLAGS="-static",
+        CMAKE_CXX_FLAGS_RELEASE="-DNDEBUG",
+        UNFLIP_OPTIMIZE="-O1",
+        UNFLIP_TESTS="ON",
+    )
+    assert "all right" in command(emulator, folder / "loader_test")
+    out = command(emulator, folder / "engine_test", 15)
+    assert "neon" in out.rsplit("Sets:", 1)[1]
