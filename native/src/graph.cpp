@@ -13,7 +13,8 @@
 namespace unflip {
 namespace {
 
-constexpr int kMaxSize = 65'536;  // of any dimension
+constexpr int kMaxSize = 65'536;          // of height, width and what goes along them
+constexpr int kMaxChannels = 1'048'576;  // flattened images are many
 constexpr size_t kMaxOps = 100'000;
 constexpr int64_t kMaxElements = int64_t{1} << 28;  // of a value
 constexpr uint64_t kMaxBytes = uint64_t{1} << 31;   // of tensors, each counted as often as it is used
@@ -298,7 +299,9 @@ class Loader {
   static bool fits(const Shape& shape) { return shape.size() <= kMaxElements; }
 
   static void set_shape(const Fields& fields, Op& op, int64_t channels, int64_t height, int64_t width) {
-    for (int64_t size : {channels, height, width})
+    if (channels < 1 || channels > kMaxChannels)
+      fields.fail("its output would have " + std::to_string(channels) + " channels; 1 .. 1,048,576 are allowed");
+    for (int64_t size : {height, width})
       if (size < 1 || size > kMaxSize)
         fields.fail("its output would have a dimension of " + std::to_string(size) + "; 1 .. 65,536 is allowed");
     op.shape = {static_cast<int>(channels), static_cast<int>(height), static_cast<int>(width)};
@@ -347,7 +350,7 @@ class Loader {
   void read_conv(Fields& fields, Op& op, const Shape& in) {
     Convolution& c = op.conv;
     int shape[4], padding[4];
-    fields.integers("shape", "[O, I, kh, kw]", 1, kMaxSize, shape, 4);
+    fields.integers("shape", "[O, I, kh, kw]", 1, kMaxChannels, shape, 4);  // a large kernel fits no image
     c.filters = shape[0], c.channels = shape[1], c.kernel = {shape[2], shape[3]};
     c.stride = fields.pair("stride", 1, kMaxSize);
     c.dilation = fields.pair("dilation", 1, kMaxSize);

@@ -357,7 +357,7 @@ GRAPHS: list[Case] = [
     # shapes that lie
     ("residual", "'shape' must be [O, 3, kh, kw]", op(0, "shape", [8, 4, 3, 3])),
     ("residual", "'weight' must have the shape (9, 3, 3, 3)", op(0, "shape", [9, 3, 3, 3])),
-    ("residual", "whole numbers 1 .. 65536", op(0, "shape", [8, 3, 0, 3])),
+    ("residual", "whole numbers 1 .. 1048576", op(0, "shape", [8, 3, 0, 3])),
     ("residual", "'bits' must have the shape", op(2, "shape", [8, 8, 3, 2])),
     ("residual", "2^31 bytes", op(2, "shape", [8, 8, 65_536, 65_536])),
     ("residual", "(bases, 9) or (bases, 1)", op(2, "shape", [9, 8, 3, 3])),
