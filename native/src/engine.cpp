@@ -60,8 +60,8 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Threads work on images of their own only if an arena is no larger than this, about a core's cache: larger ones would compete for
-// memory, and all threads on one image are faster.
+// Threads work on images of their own only if an arena is no larger than this, about a core's cache: larger ones would
+// compete for memory, and all threads on one image are faster.
 constexpr int64_t kLargeArena = int64_t{1} << 20;
 
 class EngineImpl : public Engine {

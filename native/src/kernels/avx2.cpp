@@ -1,4 +1,4 @@
-// Kernels for x86-64 with AVX2, FMA and POPCNT. Flags of this file: -mavx2 -mfma -mbmi2 -mpopcnt
+// Kernels for x86-64 with AVX2, FMA, BMI2 and POPCNT. Flags of this file: -mavx2 -mfma -mbmi2 -mpopcnt
 #include "avx2.h"
 
 #if defined(__x86_64__)
@@ -185,7 +185,8 @@ constexpr Kernels kAvx2 = make_kernels("avx2", avx2_look_up_tile);
 constexpr Kernels kAvx2Intrinsics = make_kernels("avx2-intrinsics", avx2_look_up_tile_intrinsics);
 
 bool supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("popcnt");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("popcnt");
 }
 
 }  // namespace

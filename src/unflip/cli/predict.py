@@ -77,9 +77,11 @@ def bench(
         rows = [row._asdict() for row in layers]
         print(json.dumps({"median": median, "seconds": seconds, "layers": rows}))
         return
-    table = Table("layer", "kind", "ms", "share", title=str(model))
+    table = Table("layer", "kind", "µs", "share", title=str(model))
     for row in layers:
-        table.add_row(row.name, row.kind, f"{row.seconds * 1e3:.3f}", f"{row.share:.1%}")
+        fused = row.seconds == 0  # into the layer before it
+        shown = ("fused", "") if fused else (f"{row.seconds * 1e6:.1f}", f"{row.share:.1%}")
+        table.add_row(row.name, row.kind, *shown)
     console.print(table)
     console.print(network, markup=False, highlight=False)
     console.print(

@@ -17,7 +17,10 @@ class Row(NamedTuple):
 
 
 class Profile(list[Row]):
-    """A row for each layer, in the order in which they run. ``print`` shows a table."""
+    """A row for each layer, in the order in which they run. ``print`` shows a table.
+
+    What was fused into the layer before it has no time of its own.
+    """
 
     @property
     def seconds(self) -> float:
@@ -26,12 +29,12 @@ class Profile(list[Row]):
 
     def __str__(self) -> str:
         width = max([len(row.name) for row in self] + [5])
-        lines = [f"{'layer':{width}}  {'kind':8}  {'ms':>9}  {'share':>6}"]
+        lines = [f"{'layer':{width}}  {'kind':8}  {'µs':>9}  {'share':>6}"]
         lines += [
-            f"{row.name:{width}}  {row.kind:8}  {row.seconds * 1e3:9.3f}  {row.share:6.1%}"
+            f"{row.name:{width}}  {row.kind:8}  {row.seconds * 1e6:9.1f}  {row.share:6.1%}"
             for row in self
         ]
-        lines.append(f"{'all':{width}}  {'':8}  {self.seconds * 1e3:9.3f}")
+        lines.append(f"{'all':{width}}  {'':8}  {self.seconds * 1e6:9.1f}")
         return "\n".join(lines)
 
 
