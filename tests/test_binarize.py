@@ -95,10 +95,10 @@ def test_everything_when_asked() -> None:
             ["layer1.0.conv1", "layer1.1.conv1", "layer2.a.conv1", "hidden"],
         ),
         (("layer1.0.conv1",), INNER[1:]),
-        ((name for name in INNER[:6]), INNER[6:]),
+        (iter(INNER[:6]), INNER[6:]),
         ({"fc"}, INNER),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_skip_by_name_or_pattern(skip: Any, left: list[str]) -> None:
     model = unflip.binarize(Net(), "dorefa", skip=skip, quiet=True)
