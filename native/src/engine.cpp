@@ -15,8 +15,8 @@ namespace unflip {
 namespace {
 
 const Kernels* find_kernels(const std::string& isa) {
-  for (const Kernels* k : {avx2_kernels(), neon_kernels(), portable_kernels(), avx2_intrinsics_kernels(),
-                           portable_look_up_kernels()})
+  for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels(), avx2_intrinsics_kernels(),
+                           portable_look_up_kernels(), portable_popcount_kernels()})
     if (k && (isa.empty() || isa == k->name)) return k;
   throw std::runtime_error("no instruction set '" + isa + "' in this build or on this CPU");
 }
@@ -139,6 +139,8 @@ class EngineImpl : public Engine {
     if (!graph_.is_code(input))
       return make_float_conv(op, input, plan_.values, std::move(finisher), nullptr, nullptr, threads_);
     const Quantizer& quantizer = graph_.ops[input - 1].quantizer;
+    if (looks_up(op, quantizer, graph_.shape(input), kernels_) && kernels_.popcount_tile)
+      return make_popcount_conv(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
     if (looks_up(op, quantizer, graph_.shape(input), kernels_))
       return make_look_up_conv(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
     return make_counting_conv(op, quantizer, input, plan_.values, std::move(finisher), threads_);
@@ -240,7 +242,7 @@ class EngineImpl : public Engine {
 
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
-  for (const Kernels* k : {avx2_kernels(), neon_kernels(), portable_kernels()})
+  for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels()})
     if (k) names.push_back(k->name);
   return names;
 }

@@ -4,6 +4,7 @@
 // A comparison with a threshold must not be a matter of rounding. So numbers are small multiples of powers of two: the reference
 // knows how many binary digits each value has, and where a value to be quantized is not exact and near a threshold, the case is
 // dropped.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -718,8 +719,9 @@ Graph residual_graph(Random& r) {
 
 std::vector<std::string> all_sets() {
   std::vector<std::string> sets = instruction_sets();
-  if (sets[0] == "avx2") sets.push_back("avx2-intrinsics");
+  if (std::find(sets.begin(), sets.end(), "avx2") != sets.end()) sets.push_back("avx2-intrinsics");
   sets.push_back("portable-look-up");
+  sets.push_back("portable-popcount");
   return sets;
 }
 

@@ -8,13 +8,19 @@
 
 namespace unflip {
 
-// Which of the two ways below a convolution goes; the first needs the code's border written out.
+// Whether a convolution goes one of the first two ways below (the second, if the kernels have it), which need the code's border
+// written out.
 bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const Kernels& kernels);
 
 // By look-up, see ../kernels/look_up.h: all but strange shapes.
 std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input,
                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
                                         const Kernels& kernels, int threads);
+
+// By vectors of popcounts, see ../kernels/popcount.h: the same shapes.
+std::unique_ptr<Task> make_popcount_conv(const Op& op, const Quantizer& quantizer, int input,
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                                         const Kernels& kernels, int threads);
 
 // By counting differing bits, window by window: every shape, groups, channels of any number.
 std::unique_ptr<Task> make_counting_conv(const Op& op, const Quantizer& quantizer, int input,

@@ -230,7 +230,7 @@ class FloatConv : public Task {
   // Pixels first .. last - 1, channels channel .. end - 1; sums: where the first pixel's channels begin.
   void sum_pixels(const RunContext& context, int first, int last, int channel, int end, float* sums, int thread) const {
     FloatTile tile = new_tile();
-    const int step = last - first == 1 ? kFloatBlock * kFloatBlocks : kFloatBlock;
+    const int step = last - first == 1 ? kFloatBlock * kFloatBlocks : context.kernels->float_filters;
     for (int c = channel; c < end; c += step) {
       tile.filters = std::min(step, end - c);
       tile.weights = &weights_[c / kFloatBlock * depth() * kFloatBlock];

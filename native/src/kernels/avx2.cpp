@@ -11,6 +11,9 @@ namespace {
 
 // 8 floats, for finish.h.
 struct Wide {
+  static constexpr int kWidth = 8;
+  using Eight = Wide;
+  using Bits = uint8_t;
   static constexpr bool kFixedSteps = true;
   using Mask = __m256;
   __m256 x;

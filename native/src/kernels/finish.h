@@ -1,17 +1,18 @@
-// The steps after a sum, written once over a vector type V of 8 floats that each instruction set defines:
+// The steps after a sum, written once over a vector type V of 8 or 16 floats that each instruction set defines:
 //
+//   V::kWidth, V::Bits, V::Eight       8 or 16; as many bits; a type of 8 floats (V itself, or for what 16 leave over)
 //   V::load(p) V::store(p) V::set(x)   a + b, a * b, a / b
-//   V::from_counts(p)                  8 uint16 to floats
+//   V::from_counts(p)                  uint16 to floats
 //   V::fused(a, b, c)                  a * b + c; only where that is exact
 //   V::above(a, b), V::at_least(a, b)  masks, false where either is NaN
 //   V::choose(mask, a, b)              a where the mask is set, else b
 //   V::larger(a, b)                    a > b ? a : b
-//   V::bits(mask)                      8 bits, lane 0 the lowest
+//   V::bits(mask)                      Bits, lane 0 the lowest
 //   V::kFixedSteps                     whether the usual steps are worth code of their own
-//   V::Number                          8 small integers: zero(), count(n, mask), digit(n, p) = bit p of each, 8 bits
+//   V::Number                          small integers: zero(), count(n, mask), digit(n, p) = bit p of each, as Bits
 //
-// Eight vectors go through the steps together, in registers: 32 channels of two pixels, or 16 of four; so parameters are
-// loaded once for several pixels.
+// Eight vectors go through the steps together, in registers: (of 8 floats) 32 channels of two pixels, or 16 of four; so
+// parameters are loaded once for several pixels.
 #pragma once
 
 #include "kernels.h"
@@ -47,9 +48,9 @@ struct Bound {
 
 template <class V>
 UNFLIP_INLINE V group_factors(const float* value, const int* group) {
-  if (group[0] == group[kLanes - 1]) return V::set(value[group[0]]);
-  float factor[kLanes];
-  for (int k = 0; k < kLanes; k++) factor[k] = value[group[k]];
+  if (group[0] == group[V::kWidth - 1]) return V::set(value[group[0]]);
+  float factor[V::kWidth];
+  for (int k = 0; k < V::kWidth; k++) factor[k] = value[group[k]];
   return V::load(factor);
 }
 
@@ -156,6 +157,11 @@ UNFLIP_INLINE typename V::Mask reached(V x, const Job& job, int step, int channe
   return f.strict[step] ? V::above(x, t) : V::at_least(x, t);
 }
 
+template <class Bits>
+UNFLIP_INLINE void store_bits(uint8_t* to, Bits bits) {
+  __builtin_memcpy(to, &bits, sizeof bits);  // all our CPUs are little-endian
+}
+
 template <class V>
 void quantize_vector(V v, const Job& job, uint8_t* bits, int channel) {
   const Finish& f = job.finish;
@@ -165,18 +171,20 @@ void quantize_vector(V v, const Job& job, uint8_t* bits, int channel) {
     if (f.levels)
       n = V::Number::count(n, mask);
     else
-      bits[s * f.code.plane_bytes] = V::bits(mask);
+      store_bits<typename V::Bits>(bits + s * f.code.plane_bytes, V::bits(mask));
   }
   if (!f.levels) return;
-  for (int p = 0; p < f.code.planes; p++) bits[p * f.code.plane_bytes] = V::Number::digit(n, p);
+  for (int p = 0; p < f.code.planes; p++) store_bits<typename V::Bits>(bits + p * f.code.plane_bytes, V::Number::digit(n, p));
 }
 
 // Any thresholds. Its vectors come by memory, so as not to make the other case keep them for calls.
 template <class V, int P, int N>
 __attribute__((noinline)) void quantize_any(const float* x, const Job& job, const Place& at) {
-  for (int i = 0; i < P * N; i++)
-    quantize_vector<V>(V::load(x + i * kLanes), job,
-                       job.target.bits + at.bits + i / N * job.finish.code.pixel_bytes + i % N, at.channel + i % N * kLanes);
+  for (int i = 0; i < P * N; i++) {
+    const int c = i % N * V::kWidth;
+    quantize_vector<V>(V::load(x + i * V::kWidth), job,
+                       job.target.bits + at.bits + i / N * job.finish.code.pixel_bytes + c / 8, at.channel + c);
+  }
 }
 
 // One threshold and >=: pixels Pixel .. P - 1, one store for each.
@@ -184,7 +192,7 @@ template <class V, int Pixel, int P, int N>
 UNFLIP_INLINE void quantize_one(const Several<V, P, N>& all, const float* threshold, uint8_t* bits, int64_t pixel_bytes) {
   const uint32_t word = all.template bits<Pixel>(
       [=](const V& v, int c) UNFLIP_LAMBDA_INLINE { return V::bits(V::at_least(v, V::load(threshold + c))); });
-  __builtin_memcpy(bits, &word, N);  // all our CPUs are little-endian
+  __builtin_memcpy(bits, &word, N * V::kWidth / 8);
   if constexpr (Pixel + 1 < P) quantize_one<V, Pixel + 1>(all, threshold, bits + pixel_bytes, pixel_bytes);
 }
 
@@ -194,8 +202,8 @@ UNFLIP_INLINE void quantize(Several<V, P, N>& all, const Job& job, const Place& 
     quantize_one<V, 0>(all, job.finish.threshold + at.channel, job.target.bits + at.bits, job.finish.code.pixel_bytes);
     return;
   }
-  float x[P * N * kLanes];
-  all.each([&](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v.store(x + p * N * kLanes + c); });
+  float x[P * N * V::kWidth];
+  all.each([&](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v.store(x + p * N * V::kWidth + c); });
   quantize_any<V, P, N>(x, job, at);
 }
 
@@ -274,9 +282,10 @@ void finish_rows(const Job& job, const Steps& steps, const Source& source, int f
     const int64_t bits = f.code.at(y, x) + channel / 8;
     const Run r{pixel - first, pixel, count, bits, channel};
     int c = 0;
-    for (; c + 32 <= channels; c += 32) finish_channels<V, 2, 4>(job, steps, source, r, c);
-    if (channels & 16) finish_channels<V, 4, 2>(job, steps, source, r, c), c += 16;
-    if (channels & 8) finish_channels<V, 8, 1>(job, steps, source, r, c);
+    constexpr int W = V::kWidth;
+    for (; c + 32 <= channels; c += 32) finish_channels<V, W / 4, 32 / W>(job, steps, source, r, c);
+    if (channels & 16) finish_channels<V, W / 2, 16 / W>(job, steps, source, r, c), c += 16;
+    if (channels & 8) finish_channels<typename V::Eight, 8, 1>(job, steps, source, r, c);
   }
 }
 
@@ -337,8 +346,8 @@ UNFLIP_INLINE void pool_vectors(const PoolTile& t, int channel) {
 template <class V>
 void pool(const PoolTile& t) {
   int c = 0;
-  for (; c + 64 <= t.channels; c += 64) pool_vectors<V, 8>(t, c);
-  for (; c < t.channels; c += kLanes) pool_vectors<V, 1>(t, c);
+  for (; c + 64 <= t.channels; c += 64) pool_vectors<V, 64 / V::kWidth>(t, c);
+  for (; c < t.channels; c += kLanes) pool_vectors<typename V::Eight, 1>(t, c);
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ struct FloatTile {
   const int64_t* segments = nullptr;      // where each begins, from the window's start
   int segment_count = 0, segment_length = 0;
   const float* weights = nullptr;  // of the first block
-  int filters = 0;                 // multiple of 8; at most 16, or 64 with one pixel
+  int filters = 0;                 // multiple of 8; at most Kernels::float_filters, or 64 with one pixel
   float* out[kFloatPixels] = {};
 };
 
@@ -116,6 +116,20 @@ struct LookUpTile {
   int64_t segment_step = 0;                    // numbers from one segment to the next
   const uint8_t* weights = nullptr;            // 32-byte aligned
   uint16_t* counts = nullptr;                  // [2 * pair + which pixel of it][filters], 32-byte aligned
+};
+
+// ---------------------------------------------------------------------------------------- binary convolution by popcount
+// See popcount.h for the idea and a picture.
+constexpr int popcount_pixels(int filters) { return 128 / filters; }  // of one tile, at most
+
+struct PopcountTile {
+  int filters = 0;                    // 32 (up to four pixels) or 16 (up to eight)
+  int pixels = 0;
+  int words = 0;                      // of a window
+  const uint32_t* windows = nullptr;  // of the first pixel, paired
+  int64_t window_step = 0;            // words from one pixel's to the next; even
+  const uint32_t* weights = nullptr;  // paired, 64-byte aligned
+  uint16_t* counts = nullptr;         // [pixel][filters]
 };
 
 struct Kernels {
@@ -140,15 +154,23 @@ struct Kernels {
   void (*pair_numbers)(const uint8_t* first, const uint8_t* second, int64_t bytes, uint16_t* out);
   void (*look_up_tile)(const LookUpTile&);
   bool prefer_look_up;  // over differences
+
+  // Binary convolution by popcount, if not null; over both.
+  void (*pair_words)(uint32_t* words, int64_t count) = nullptr;  // in place, see popcount.h; count is even
+  void (*popcount_tile)(const PopcountTile&) = nullptr;
+
+  int float_filters = kFloatBlock;  // of a float tile with several pixels: up to four blocks
 };
 
 // Null where this build or this CPU lacks the set.
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
 const Kernels* neon_kernels();
 
 // For tests: the plain versions of what the sets above do in a special way.
 const Kernels* portable_look_up_kernels();
+const Kernels* portable_popcount_kernels();
 const Kernels* avx2_intrinsics_kernels();
 
 }  // namespace unflip

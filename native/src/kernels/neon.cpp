@@ -15,6 +15,9 @@ namespace {
 
 // 8 floats, for finish.h.
 struct Double {
+  static constexpr int kWidth = 8;
+  using Eight = Double;
+  using Bits = uint8_t;
   static constexpr bool kFixedSteps = true;
   struct Mask {
     uint32x4_t a, b;

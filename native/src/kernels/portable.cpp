@@ -3,12 +3,16 @@
 
 #include "finish.h"
 #include "look_up.h"
+#include "popcount.h"
 
 namespace unflip {
 namespace {
 
 // 8 floats in plain C++, for finish.h.
 struct Plain {
+  static constexpr int kWidth = 8;
+  using Eight = Plain;
+  using Bits = uint8_t;
   static constexpr bool kFixedSteps = false;
   using Mask = unsigned;
   float x[kLanes];
@@ -121,14 +125,25 @@ constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
 constexpr Kernels kPortable = make_kernels("portable", false);
 constexpr Kernels kPortableLookUp = make_kernels("portable-look-up", true);
 
+constexpr Kernels make_popcount_kernels() {
+  Kernels k = make_kernels("portable-popcount", true);
+  k.pair_words = pair_words_plain;
+  k.popcount_tile = popcount_tile_plain;
+  return k;
+}
+
+constexpr Kernels kPortablePopcount = make_popcount_kernels();
+
 }  // namespace
 
 const Kernels* portable_kernels() { return &kPortable; }
 const Kernels* portable_look_up_kernels() { return &kPortableLookUp; }
+const Kernels* portable_popcount_kernels() { return &kPortablePopcount; }
 
 // Files of other CPUs are not part of the build.
 #if !defined(__x86_64__)
 const Kernels* avx2_kernels() { return nullptr; }
+const Kernels* avx512_kernels() { return nullptr; }
 const Kernels* avx2_intrinsics_kernels() { return nullptr; }
 #endif
 #if !defined(__aarch64__)

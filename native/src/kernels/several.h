@@ -18,13 +18,13 @@ struct Several : Several<V, P, N, I - 1> {
   template <class F>
   UNFLIP_INLINE void each(const F& f) {
     Several<V, P, N, I - 1>::each(f);
-    f(v, (I - 1) / N, (I - 1) % N * kLanes);
+    f(v, (I - 1) / N, (I - 1) % N * V::kWidth);
   }
-  // The bits f(vector, its first channel) of one pixel's vectors, 8 of each, in order.
+  // The bits f(vector, its first channel) of one pixel's vectors, in order.
   template <int Pixel, class F>
   UNFLIP_INLINE uint32_t bits(const F& f) const {
     const uint32_t before = Several<V, P, N, I - 1>::template bits<Pixel>(f);
-    constexpr int c = (I - 1) % N * kLanes;
+    constexpr int c = (I - 1) % N * V::kWidth;
     return (I - 1) / N == Pixel ? before | static_cast<uint32_t>(f(v, c)) << c : before;
   }
 };

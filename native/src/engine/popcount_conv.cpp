@@ -1,0 +1,206 @@
+// Binary convolution by popcount: what is around the tile of ../kernels/popcount.h.
+//
+// A strip is some pixels in a row, or several rows. Their windows are copied to a thread's scratch, bytes of all taps one after
+// another, and paired; then, block by block of filters, their counts are made tile by tile and finished together:
+//
+//     code           ... | x-1 | x | x+1 | ...         three rows of it, for a 3 x 3 kernel
+//     window of x    | x-1 | x | x+1 | x-1 | x | x+1 | x-1 | x | x+1 | 0 |      up to a whole number of words
+#include <algorithm>
+#include <cstring>
+
+#include "../kernels/popcount.h"
+#include "binary_conv.h"
+#include "count_finisher.h"
+
+namespace unflip {
+namespace {
+
+constexpr int64_t kStripBytes = 32 << 10;  // of windows, about: beside them a block's weights should fit the cache
+constexpr int kStripPixels = 128;          // at most
+constexpr int kGrain = 8;                  // pixels: whole tiles
+
+// Filters that go through a tile together.
+struct Block {
+  int filters, first;
+  int64_t weights;  // where its weights begin
+};
+
+std::vector<Block> cut_in_blocks(int filters, int words) {
+  std::vector<Block> blocks;
+  int64_t at = 0;
+  for (int first = 0; first < filters;) {
+    const int size = filters - first > 16 ? 32 : 16;
+    blocks.push_back({size, first, at});
+    at += int64_t{words} * size;
+    first += size;
+  }
+  return blocks;
+}
+
+// Copies bytes, of which Step at a time; writes up to Step - 1 bytes more.
+template <int Step>
+inline uint8_t* copy_steps(uint8_t* to, const uint8_t* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += Step) std::memcpy(to + i, from + i, Step);
+  return to + bytes;
+}
+
+class PopcountConv : public Task {
+ public:
+  PopcountConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
+               std::unique_ptr<Finisher> finisher, const Kernels& kernels, int threads)
+      : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels),
+        input_(input), layout_(values[input].layout), finisher_(std::move(finisher)),
+        count_finisher_(window_, sums_, *finisher_, input, layout_, kernels),
+        window_bytes_(window_.kernel.h * window_.kernel.w * layout_.pixel_bytes), words_((window_bytes_ + 3) / 4),
+        blocks_(cut_in_blocks(op.conv.filters, words_)) {
+    pack(op.conv);
+    choose_jobs(threads);
+    plan_thread_scratch();
+  }
+
+  void run(const RunContext& context) const override {
+    finisher_->clear_border(context);
+    parallel(context, strips_.jobs, [&](int job, int thread) { run_strip(context, job, thread); });
+  }
+
+ private:
+  int pixels() const { return window_.out.height * window_.out.width; }
+  int window_step() const { return popcount_window(words_); }
+  int terms() const { return sums_.bases() * sums_.planes(); }
+
+  void pack(const Convolution& conv) {
+    base_words_ = blocks_.back().weights + int64_t{words_} * blocks_.back().filters;
+    weights_.assign(base_words_ * conv.bases + 16, 0);
+    first_weight_ = static_cast<int64_t>(-reinterpret_cast<intptr_t>(weights_.data()) & 63) / 4;
+    for (int b = 0; b < conv.bases; b++)
+      for (const Block& block : blocks_)
+        for (int f = 0; f < block.filters && block.first + f < conv.filters; f++) pack_filter(conv, b, block, f);
+  }
+
+  void pack_filter(const Convolution& conv, int base, const Block& block, int f) {
+    const int taps = conv.kernel.h * conv.kernel.w, odd = words_ % 2;
+    std::vector<uint32_t> row(window_step(), 0);
+    int64_t bit = (int64_t{base} * conv.filters + block.first + f) * conv.channels * taps;
+    for (int c = 0; c < conv.channels; c++)
+      for (int t = 0; t < taps; t++, bit++) {
+        const int at = t * layout_.pixel_bytes * 8 + c;
+        if (conv.bits[bit / 8] >> (bit % 8) & 1) row[odd + at / 32] |= uint32_t{1} << (at % 32);
+      }
+    kernels_.pair_words(row.data(), window_step());
+    uint32_t* to = &weights_[first_weight_ + base * base_words_ + block.weights + popcount_position(block.filters, f)];
+    for (int k = 0; k < words_; k++) to[int64_t{k} * block.filters] = row[odd + k];
+  }
+
+  void choose_jobs(int threads) {
+    const int64_t bytes = int64_t{window_step()} * 4 * sums_.planes();
+    const int strip = static_cast<int>(std::max<int64_t>(kGrain, std::min<int64_t>(kStripPixels, kStripBytes / bytes)));
+    const int jobs = (pixels() + strip - 1) / strip;
+    strips_ = Cut(pixels(), threads > 1 ? std::max(jobs, threads * kJobsPerThread) : jobs, kGrain);
+  }
+
+  // A thread's scratch: the windows of a strip for each plane, its counts for each base and plane, the sums of one pixel.
+  void plan_thread_scratch() {
+    plane_words_ = round_up(int64_t{strips_.size} * window_step() * 4 + 64, 64) / 4;
+    term_counts_ = int64_t{strips_.size} * 32;
+    counts_at_ = sums_.planes() * plane_words_ * 4;
+    sums_at_ = counts_at_ + round_up(terms() * term_counts_ * 2, 64);
+    thread_scratch_bytes = sums_at_ + 32 * sizeof(float);
+  }
+
+  void run_strip(const RunContext& context, int job, int thread) const {
+    const int first = strips_.first(job), last = strips_.last(job);
+    uint8_t* scratch = context.scratch_of(thread);
+    uint32_t* windows = reinterpret_cast<uint32_t*>(scratch);
+    for (int p = 0; p < sums_.planes(); p++) {
+      copy_windows(context.codes[input_] + p * layout_.plane_bytes, first, last, windows + p * plane_words_);
+      kernels_.pair_words(windows + p * plane_words_, int64_t{last - first} * window_step());
+    }
+    uint16_t* counts = reinterpret_cast<uint16_t*>(scratch + counts_at_);
+    CountFinisher::Strip strip;
+    strip.counts = counts;
+    strip.term_stride = term_counts_;
+    strip.first = first;
+    strip.last = last;
+    strip.sums = reinterpret_cast<float*>(scratch + sums_at_);
+    for (const Block& block : blocks_) {
+      count_strip(block, windows, last - first, counts);
+      strip.pixel_stride = block.filters;
+      strip.channel = block.first;
+      strip.channels = std::min(block.filters, finisher_->stride() - block.first);
+      count_finisher_.finish(context, strip);
+    }
+  }
+
+  void copy_windows(const uint8_t* plane, int first, int last, uint32_t* to) const {
+    const int run = window_.dilation.w == 1 ? window_.kernel.w * layout_.pixel_bytes : layout_.pixel_bytes;
+    if (run <= 8) return copy_windows<8>(plane, first, last, run, to);
+    copy_windows<16>(plane, first, last, run, to);
+  }
+
+  // In order, since the copy of one window may write a few bytes into the next.
+  template <int Step>
+  void copy_windows(const uint8_t* plane, int first, int last, int run, uint32_t* to) const {
+    const int runs = window_.kernel.w * layout_.pixel_bytes / run, width = window_.out.width;
+    const int64_t next_run = int64_t{window_.dilation.w} * layout_.pixel_bytes;
+    const int64_t next_row = window_.dilation.h * layout_.row_bytes, right = int64_t{window_.stride.w} * layout_.pixel_bytes;
+    const int64_t corner = (layout_.top - window_.top) * layout_.row_bytes +
+                           int64_t{layout_.left - window_.left} * layout_.pixel_bytes;
+    const int odd = words_ % 2, zeros = window_step() * 4 - 4 * odd - window_bytes_;
+    for (int pixel = first, x = first % width; pixel < last; pixel++, to += window_step()) {
+      const uint8_t* from = plane + corner + int64_t{pixel / width} * window_.stride.h * layout_.row_bytes + x * right;
+      if (++x == width) x = 0;
+      to[0] = 0;
+      uint8_t* end = reinterpret_cast<uint8_t*>(to + odd);
+      for (int r = 0; r < window_.kernel.h; r++, from += next_row)
+        for (int i = 0; i < runs; i++) end = copy_steps<Step>(end, from + i * next_run, run);
+      if (zeros) std::memset(end, 0, 8);
+    }
+  }
+
+  // Counts of a block for the pixels of a strip.
+  void count_strip(const Block& block, const uint32_t* windows, int count, uint16_t* counts) const {
+    PopcountTile tile;
+    tile.filters = block.filters;
+    tile.words = words_;
+    tile.window_step = window_step();
+    const int size = popcount_pixels(block.filters);
+    for (int b = 0; b < sums_.bases(); b++)
+      for (int p = 0; p < sums_.planes(); p++) {
+        tile.weights = &weights_[first_weight_ + b * base_words_ + block.weights];
+        tile.windows = windows + p * plane_words_;
+        tile.counts = counts + (b * sums_.planes() + p) * term_counts_;
+        for (int i = 0; i < count; i += size) {
+          tile.pixels = std::min(size, count - i);
+          kernels_.popcount_tile(tile);
+          tile.windows += size * tile.window_step;
+          tile.counts += size * block.filters;
+        }
+      }
+  }
+
+  Window window_;
+  BinarySums sums_;
+  const Kernels& kernels_;
+  int input_;
+  CodeLayout layout_;
+  std::unique_ptr<Finisher> finisher_;
+  CountFinisher count_finisher_;
+  int window_bytes_, words_;
+  std::vector<Block> blocks_;
+
+  std::vector<uint32_t> weights_;  // [base][block][word][filter]
+  int64_t first_weight_ = 0, base_words_ = 0;
+
+  Cut strips_;
+  int64_t plane_words_ = 0, term_counts_ = 0, counts_at_ = 0, sums_at_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_popcount_conv(const Op& op, const Quantizer& quantizer, int input,
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                                         const Kernels& kernels, int threads) {
+  return std::make_unique<PopcountConv>(op, quantizer, input, values, std::move(finisher), kernels, threads);
+}
+
+}  // namespace unflip

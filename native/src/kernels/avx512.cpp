@@ -1,0 +1,167 @@
+// Kernels for x86-64 with AVX-512 F, BW, VL, DQ and VPOPCNTDQ. Flags of this file: -mavx512f -mavx512bw -mavx512vl -mavx512dq
+// -mavx512vpopcntdq -mavx2 -mfma -mbmi2 -mpopcnt
+//
+// Comparisons give masks, a bit for each of 16 lanes: these are the bits of a code as they are stored.
+#include "avx512.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "avx2.h"
+#include "finish.h"
+
+namespace unflip {
+namespace {
+
+// 8 floats, for finish.h: the last channels of a number that is not a multiple of 16.
+struct Wide8 {
+  static constexpr int kWidth = 8;
+  using Eight = Wide8;
+  using Bits = uint8_t;
+  static constexpr bool kFixedSteps = true;
+  using Mask = __mmask8;
+  __m256 x;
+
+  static Wide8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Wide8 set(float v) { return {_mm256_set1_ps(v)}; }
+  static Wide8 from_counts(const uint16_t* p) {
+    __m128i counts = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(counts))};
+  }
+  static Wide8 fused(Wide8 a, Wide8 b, Wide8 c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
+  void store(float* p) const { _mm256_storeu_ps(p, x); }
+  Wide8 operator+(Wide8 o) const { return {_mm256_add_ps(x, o.x)}; }
+  Wide8 operator*(Wide8 o) const { return {_mm256_mul_ps(x, o.x)}; }
+  Wide8 operator/(Wide8 o) const { return {_mm256_div_ps(x, o.x)}; }
+  static Wide8 larger(Wide8 a, Wide8 b) { return {_mm256_max_ps(a.x, b.x)}; }
+  static Mask above(Wide8 a, Wide8 b) { return _mm256_cmp_ps_mask(a.x, b.x, _CMP_GT_OQ); }
+  static Mask at_least(Wide8 a, Wide8 b) { return _mm256_cmp_ps_mask(a.x, b.x, _CMP_GE_OQ); }
+  static Wide8 choose(Mask m, Wide8 a, Wide8 b) { return {_mm256_mask_blend_ps(m, b.x, a.x)}; }
+  static Bits bits(Mask m) { return m; }
+
+  struct Number {
+    __m256i n;
+    static Number zero() { return {_mm256_setzero_si256()}; }
+    static Number count(Number v, Mask m) { return {_mm256_mask_add_epi32(v.n, m, v.n, _mm256_set1_epi32(1))}; }
+    static Bits digit(Number v, int p) { return _mm256_test_epi32_mask(v.n, _mm256_set1_epi32(1 << p)); }
+  };
+};
+
+// 16 floats.
+struct Wide16 {
+  static constexpr int kWidth = 16;
+  using Eight = Wide8;
+  using Bits = uint16_t;
+  static constexpr bool kFixedSteps = true;
+  using Mask = __mmask16;
+  __m512 x;
+
+  static Wide16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static Wide16 set(float v) { return {_mm512_set1_ps(v)}; }
+  static Wide16 from_counts(const uint16_t* p) {
+    __m256i counts = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(counts))};
+  }
+  static Wide16 fused(Wide16 a, Wide16 b, Wide16 c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
+  void store(float* p) const { _mm512_storeu_ps(p, x); }
+  Wide16 operator+(Wide16 o) const { return {_mm512_add_ps(x, o.x)}; }
+  Wide16 operator*(Wide16 o) const { return {_mm512_mul_ps(x, o.x)}; }
+  Wide16 operator/(Wide16 o) const { return {_mm512_div_ps(x, o.x)}; }
+  static Wide16 larger(Wide16 a, Wide16 b) { return {_mm512_max_ps(a.x, b.x)}; }
+  static Mask above(Wide16 a, Wide16 b) { return _mm512_cmp_ps_mask(a.x, b.x, _CMP_GT_OQ); }
+  static Mask at_least(Wide16 a, Wide16 b) { return _mm512_cmp_ps_mask(a.x, b.x, _CMP_GE_OQ); }
+  static Wide16 choose(Mask m, Wide16 a, Wide16 b) { return {_mm512_mask_blend_ps(m, b.x, a.x)}; }
+  static Bits bits(Mask m) { return m; }
+
+  struct Number {
+    __m512i n;
+    static Number zero() { return {_mm512_setzero_si512()}; }
+    static Number count(Number v, Mask m) { return {_mm512_mask_add_epi32(v.n, m, v.n, _mm512_set1_epi32(1))}; }
+    static Bits digit(Number v, int p) { return _mm512_test_epi32_mask(v.n, _mm512_set1_epi32(1 << p)); }
+  };
+};
+
+// Pixels by blocks of 16 filters, their sums in registers: up to 6 x 4.
+template <int Pixels, int Blocks>
+void float_tile(const FloatTile& t) {
+  const int64_t block = int64_t{t.segment_count} * t.segment_length * kFloatBlock;
+  __m512 sum[Pixels * Blocks];
+#pragma GCC unroll 24
+  for (int i = 0; i < Pixels * Blocks; i++) sum[i] = _mm512_setzero_ps();
+  const float* w = t.weights;
+  for (int s = 0; s < t.segment_count; s++) {
+    const float* in[Pixels];
+#pragma GCC unroll 6
+    for (int p = 0; p < Pixels; p++) in[p] = t.input[p] + t.segments[s];
+    for (int64_t k = 0; k < t.segment_length; k++, w += kFloatBlock) {
+      __m512 row[Blocks];
+#pragma GCC unroll 4
+      for (int b = 0; b < Blocks; b++) row[b] = _mm512_loadu_ps(w + b * block);
+#pragma GCC unroll 24
+      for (int i = 0; i < Pixels * Blocks; i++)
+        sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(in[i / Blocks][k]), row[i % Blocks], sum[i]);
+    }
+  }
+  const int last = t.filters - (Blocks - 1) * kFloatBlock;  // filters of the last block: 8 or 16
+#pragma GCC unroll 24
+  for (int i = 0; i < Pixels * Blocks; i++) {
+    float* out = t.out[i / Blocks] + i % Blocks * kFloatBlock;
+    if (i % Blocks < Blocks - 1 || last == kFloatBlock)
+      _mm512_storeu_ps(out, sum[i]);
+    else
+      _mm256_storeu_ps(out, _mm512_castps512_ps256(sum[i]));
+  }
+}
+
+template <int Pixels>
+void float_tile(const FloatTile& t) {
+  switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
+    case 1: return float_tile<Pixels, 1>(t);
+    case 2: return float_tile<Pixels, 2>(t);
+    case 3: return float_tile<Pixels, 3>(t);
+    default: return float_tile<Pixels, 4>(t);
+  }
+}
+
+void any_float_tile(const FloatTile& t) {
+  switch (t.pixels) {
+    case 1: return float_tile<1>(t);
+    case 2: return float_tile<2>(t);
+    case 3: return float_tile<3>(t);
+    case 4: return float_tile<4>(t);
+    case 5: return float_tile<5>(t);
+    default: return float_tile<6>(t);
+  }
+}
+
+// Eight words of a filter at a time. Only windows too strange for popcount.h come here.
+void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
+  for (int f = 0; f < filters; f++, weights += words) {
+    __m512i sum = _mm512_setzero_si512();
+    for (int k = 0; k < words; k += 8) {
+      const __mmask8 mask = static_cast<__mmask8>(words - k >= 8 ? 0xFF : (1 << (words - k)) - 1);
+      const __m512i a = _mm512_maskz_loadu_epi64(mask, window + k), w = _mm512_maskz_loadu_epi64(mask, weights + k);
+      sum = _mm512_add_epi64(sum, _mm512_popcnt_epi64(_mm512_xor_si512(a, w)));
+    }
+    out[f] = static_cast<int32_t>(_mm512_reduce_add_epi64(sum));
+  }
+}
+
+constexpr int kFloatFilters = kFloatBlock * kFloatBlocks;
+
+constexpr Kernels kAvx512 = {"avx512",          finish<Wide16>,    finish_counts<Wide16>, pool<Wide16>,
+                             any_float_tile,    differences,       avx2_pair_numbers,     avx2_look_up_tile,
+                             true,              avx512_pair_words, avx512_popcount_tile,  kFloatFilters};
+
+bool supported() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vpopcntdq") &&
+         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+}  // namespace
+
+const Kernels* avx512_kernels() { return supported() ? &kAvx512 : nullptr; }
+
+}  // namespace unflip
+#endif

@@ -1,0 +1,136 @@
+// Tiles of popcount.h with AVX-512. Flags of this file: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vpopcntdq ...
+//
+// A tile has eight vectors of ones and eight of counted carries in registers: 32 filters (two vectors) of four pixels, or 16 of
+// eight. One pair of words does this for each of the eight:
+//
+//     x     = w0 ^ a0                                          a0, a0 ^ a1: one word of memory in all lanes
+//     next  = ones ^ (w0 ^ w1) ^ (a0 ^ a1)
+//     carry = next == ones ? x : ones
+//     twos += popcount(carry)
+//
+// step by step for all eight, so that no instruction waits for the one before.
+#include "avx512.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define UNFLIP_INLINE inline __attribute__((always_inline))
+
+namespace unflip {
+namespace {
+
+// Truth tables for ternary logic: the result for each of the three inputs' bits abc = 111, 110, ... 000.
+constexpr int kXor = 0b10010110;
+constexpr int kCarry = 0b11010100;  // b == c ? a : b
+
+UNFLIP_INLINE __m512i load(const uint32_t* p) { return _mm512_load_si512(p); }
+UNFLIP_INLINE __m512i spread(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
+
+// P pixels by F vectors of 16 filters: vector i is of pixel i / F.
+template <int P, int F>
+struct Sums {
+  static constexpr int N = P * F;
+  __m512i ones[N], twos[N];
+};
+
+template <bool kFirst, int P, int F>
+UNFLIP_INLINE void add_pair(Sums<P, F>& s, const uint32_t* window, int64_t step, const uint32_t* w) {
+  constexpr int N = P * F;
+  __m512i x[N], before[N];
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) x[i] = _mm512_xor_si512(load(w + i % F * 16), spread(window + i / F * step));
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+    before[i] = s.ones[i];
+    s.ones[i] = _mm512_ternarylogic_epi32(s.ones[i], load(w + (F + i % F) * 16), spread(window + i / F * step + 1), kXor);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) x[i] = _mm512_ternarylogic_epi32(x[i], before[i], s.ones[i], kCarry);
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) x[i] = _mm512_popcnt_epi32(x[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) {
+    s.twos[i] = kFirst ? x[i] : _mm512_add_epi32(s.twos[i], x[i]);
+    asm("" : "+v"(s.twos[i]), "+v"(s.ones[i]));  // keeps sums in their registers: else the compiler moves them about
+  }
+}
+
+// Ones are those of a single word at the beginning, if there is one.
+template <int P, int F>
+UNFLIP_INLINE void begin(Sums<P, F>& s, const uint32_t* window, int64_t step, const uint32_t* w, bool single) {
+#pragma GCC unroll 8
+  for (int i = 0; i < P * F; i++) {
+    s.ones[i] = s.twos[i] = _mm512_setzero_si512();
+    if (single) s.ones[i] = _mm512_xor_si512(load(w + i % F * 16), spread(window + i / F * step + 1));
+  }
+}
+
+template <int P, int F>
+UNFLIP_INLINE void store(const Sums<P, F>& s, uint16_t* counts) {
+  __m512i sum[P * F];
+#pragma GCC unroll 8
+  for (int i = 0; i < P * F; i++)
+    sum[i] = _mm512_add_epi32(_mm512_add_epi32(s.twos[i], s.twos[i]), _mm512_popcnt_epi32(s.ones[i]));
+#pragma GCC unroll 8
+  for (int p = 0; p < P; p++)
+    if constexpr (F == 2)
+      _mm512_storeu_si512(counts + p * 32, _mm512_or_si512(sum[2 * p], _mm512_slli_epi32(sum[2 * p + 1], 16)));
+    else
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(counts + p * 16), _mm512_cvtepi32_epi16(sum[p]));
+}
+
+template <int P, int F>
+void run_tile(const PopcountTile& t) {
+  Sums<P, F> sums;
+  const uint32_t *window = t.windows, *w = t.weights;
+  const int64_t step = t.window_step;
+  const bool single = t.words % 2;
+  int pairs = t.words / 2;
+  if (single) {
+    begin(sums, window, step, w, true);
+    window += 2, w += 16 * F;
+  } else {
+    begin(sums, window, step, w, false);
+  }
+  if (pairs) {
+    add_pair<true>(sums, window, step, w);
+    while (--pairs) {
+      window += 2, w += 32 * F;
+      add_pair<false>(sums, window, step, w);
+    }
+  }
+  store(sums, t.counts);
+}
+
+}  // namespace
+
+void avx512_popcount_tile(const PopcountTile& t) {
+  if (t.filters == 32) switch (t.pixels) {
+      case 1: return run_tile<1, 2>(t);
+      case 2: return run_tile<2, 2>(t);
+      case 3: return run_tile<3, 2>(t);
+      default: return run_tile<4, 2>(t);
+    }
+  switch (t.pixels) {
+    case 1: return run_tile<1, 1>(t);
+    case 2: return run_tile<2, 1>(t);
+    case 3: return run_tile<3, 1>(t);
+    case 4: return run_tile<4, 1>(t);
+    case 5: return run_tile<5, 1>(t);
+    case 6: return run_tile<6, 1>(t);
+    case 7: return run_tile<7, 1>(t);
+    default: return run_tile<8, 1>(t);
+  }
+}
+
+// Every second word ^= the one before, 16 words at a time.
+void avx512_pair_words(uint32_t* words, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const __mmask16 mask = static_cast<__mmask16>(count - i >= 16 ? 0xFFFF : (1 << (count - i)) - 1);
+    const __m512i v = _mm512_maskz_loadu_epi32(mask, words + i);
+    _mm512_mask_storeu_epi32(words + i, mask, _mm512_xor_si512(v, _mm512_slli_epi64(v, 32)));
+  }
+}
+
+}  // namespace unflip
+#endif

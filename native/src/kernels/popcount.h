@@ -1,0 +1,64 @@
+// Binary convolution by popcount: words, pairs, layout of weights, and a plain version of the tile.
+//
+// A window is a row of bits, cut in words of 32. A vector has one word of 16 filters; the same word a of the window in all its
+// lanes, xor, and a popcount of each lane give 16 filters' differences in 32 places: three instructions with the addition.
+//
+// Adding bits before they are counted saves some of this. Let x = a ^ w be the differences in a word. A full adder takes the
+// words x0 and x1 and a word of `ones` left over by the words before, and gives new ones and a word of carries, worth two each:
+//
+//     ones    0 1 1 0          ones' = ones ^ x0 ^ x1                           0 1 0 0     one popcount for all words, in the end
+//     x0      0 0 1 0          carry = at least two of ones, x0, x1             0 0 1 1     one popcount for two words, doubled
+//     x1      0 0 0 ...
+//
+// And the xor of two windows' words needs not be taken for each filter: x0 ^ x1 = (a0 ^ a1) ^ (w0 ^ w1). So a *pair* of words is
+// stored as a0 and a0 ^ a1, of windows and weights alike, and
+//
+//     x0    = a0 ^ w0
+//     ones' = ones ^ (a0 ^ a1) ^ (w0 ^ w1)            one instruction: vectors have any function of three inputs
+//     carry = ones' == ones ? x0 : ones               if x0 == x1 both are x0, which then is the majority; else ones decides
+//
+// which with the popcount and the addition are five instructions for two words, not six.
+//
+// Windows: a number of words that is odd has one word before all pairs, and a zero before that, so that pairs begin at even
+// words and pairing (every second word ^= the one before) leaves it as it is:
+//
+//     | 0 | a | b0 | b0 ^ b1 | c0 | c0 ^ c1 | ...
+//
+// Weights: for each block of filters and each word, as above but without that zero, a vector of 16 filters' words, or two: those
+// of the even and of the odd filters of 32, so that even | odd << 16 are the 32 counts in order.
+#pragma once
+
+#include "kernels.h"
+
+namespace unflip {
+namespace {
+
+// Words from one window to the next.
+constexpr int popcount_window(int words) { return (words + 1) / 2 * 2; }
+
+// Where filter f of a block is in its row of `filters` words.
+constexpr int popcount_position(int filters, int f) { return filters == 32 ? f % 2 * 16 + f / 2 : f; }
+
+inline void pair_words_plain(uint32_t* words, int64_t count) {
+  for (int64_t i = 1; i < count; i += 2) words[i] ^= words[i - 1];
+}
+
+// The tile, plainly: what every other version must equal.
+inline void popcount_tile_plain(const PopcountTile& t) {
+  const int odd = t.words % 2;
+  for (int p = 0; p < t.pixels; p++)
+    for (int f = 0; f < t.filters; f++) {
+      const uint32_t* a = t.windows + p * t.window_step + odd;
+      const uint32_t* w = t.weights + popcount_position(t.filters, f);
+      int count = 0;
+      for (int k = 0; k < t.words; k++) {
+        const uint32_t x = a[k] ^ w[int64_t{k} * t.filters];
+        const bool second = k && k % 2 != odd;  // of a pair
+        count += __builtin_popcount(second ? x ^ a[k - 1] ^ w[int64_t{k - 1} * t.filters] : x);
+      }
+      t.counts[p * t.filters + f] = static_cast<uint16_t>(count);
+    }
+}
+
+}  // namespace
+}  // namespace unflip
