@@ -1,12 +1,11 @@
 // Binary convolution by popcount: what is around the tile of ../kernels/popcount.h.
 //
 // A strip is some pixels in a row, or several rows. Their windows are copied to a thread's scratch, bytes of all taps one after
-// another, and paired; then, block by block of filters, their counts are made tile by tile and finished together:
+// another, in pairs of words; then, block by block of filters, their counts are made tile by tile and finished together:
 //
 //     code           ... | x-1 | x | x+1 | ...         three rows of it, for a 3 x 3 kernel
 //     window of x    | x-1 | x | x+1 | x-1 | x | x+1 | x-1 | x | x+1 | 0 |      up to a whole number of words
 #include <algorithm>
-#include <cstring>
 
 #include "../kernels/popcount.h"
 #include "binary_conv.h"
@@ -37,13 +36,6 @@ std::vector<Block> cut_in_blocks(int filters, int words) {
   return blocks;
 }
 
-// Copies bytes, of which Step at a time; writes up to Step - 1 bytes more.
-template <int Step>
-inline uint8_t* copy_steps(uint8_t* to, const uint8_t* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += Step) std::memcpy(to + i, from + i, Step);
-  return to + bytes;
-}
-
 class PopcountConv : public Task {
  public:
   PopcountConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
@@ -51,7 +43,7 @@ class PopcountConv : public Task {
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels),
         input_(input), layout_(values[input].layout), finisher_(std::move(finisher)),
         count_finisher_(window_, sums_, *finisher_, input, layout_, kernels),
-        window_bytes_(window_.kernel.h * window_.kernel.w * layout_.pixel_bytes), words_((window_bytes_ + 3) / 4),
+        words_((window_.kernel.h * window_.kernel.w * layout_.pixel_bytes + 3) / 4),
         blocks_(cut_in_blocks(op.conv.filters, words_)) {
     pack(op.conv);
     choose_jobs(threads);
@@ -86,7 +78,7 @@ class PopcountConv : public Task {
         const int at = t * layout_.pixel_bytes * 8 + c;
         if (conv.bits[bit / 8] >> (bit % 8) & 1) row[odd + at / 32] |= uint32_t{1} << (at % 32);
       }
-    kernels_.pair_words(row.data(), window_step());
+    pair_words(row.data(), window_step());
     uint32_t* to = &weights_[first_weight_ + base * base_words_ + block.weights + popcount_position(block.filters, f)];
     for (int k = 0; k < words_; k++) to[int64_t{k} * block.filters] = row[odd + k];
   }
@@ -111,10 +103,8 @@ class PopcountConv : public Task {
     const int first = strips_.first(job), last = strips_.last(job);
     uint8_t* scratch = context.scratch_of(thread);
     uint32_t* windows = reinterpret_cast<uint32_t*>(scratch);
-    for (int p = 0; p < sums_.planes(); p++) {
+    for (int p = 0; p < sums_.planes(); p++)
       copy_windows(context.codes[input_] + p * layout_.plane_bytes, first, last, windows + p * plane_words_);
-      kernels_.pair_words(windows + p * plane_words_, int64_t{last - first} * window_step());
-    }
     uint16_t* counts = reinterpret_cast<uint16_t*>(scratch + counts_at_);
     CountFinisher::Strip strip;
     strip.counts = counts;
@@ -131,29 +121,24 @@ class PopcountConv : public Task {
     }
   }
 
+  // Row by row of the image.
   void copy_windows(const uint8_t* plane, int first, int last, uint32_t* to) const {
-    const int run = window_.dilation.w == 1 ? window_.kernel.w * layout_.pixel_bytes : layout_.pixel_bytes;
-    if (run <= 8) return copy_windows<8>(plane, first, last, run, to);
-    copy_windows<16>(plane, first, last, run, to);
-  }
-
-  // In order, since the copy of one window may write a few bytes into the next.
-  template <int Step>
-  void copy_windows(const uint8_t* plane, int first, int last, int run, uint32_t* to) const {
-    const int runs = window_.kernel.w * layout_.pixel_bytes / run, width = window_.out.width;
-    const int64_t next_run = int64_t{window_.dilation.w} * layout_.pixel_bytes;
-    const int64_t next_row = window_.dilation.h * layout_.row_bytes, right = int64_t{window_.stride.w} * layout_.pixel_bytes;
-    const int64_t corner = (layout_.top - window_.top) * layout_.row_bytes +
-                           int64_t{layout_.left - window_.left} * layout_.pixel_bytes;
-    const int odd = words_ % 2, zeros = window_step() * 4 - 4 * odd - window_bytes_;
-    for (int pixel = first, x = first % width; pixel < last; pixel++, to += window_step()) {
-      const uint8_t* from = plane + corner + int64_t{pixel / width} * window_.stride.h * layout_.row_bytes + x * right;
-      if (++x == width) x = 0;
-      to[0] = 0;
-      uint8_t* end = reinterpret_cast<uint8_t*>(to + odd);
-      for (int r = 0; r < window_.kernel.h; r++, from += next_row)
-        for (int i = 0; i < runs; i++) end = copy_steps<Step>(end, from + i * next_run, run);
-      if (zeros) std::memset(end, 0, 8);
+    WindowCopy copy;
+    copy.pixel_step = int64_t{window_.stride.w} * layout_.pixel_bytes;
+    copy.rows = window_.kernel.h;
+    copy.row_step = window_.dilation.h * layout_.row_bytes;
+    const bool together = window_.dilation.w == 1;
+    copy.runs = together ? 1 : window_.kernel.w;
+    copy.run = together ? window_.kernel.w * layout_.pixel_bytes : layout_.pixel_bytes;
+    copy.run_step = int64_t{window_.dilation.w} * layout_.pixel_bytes;
+    const int width = window_.out.width;
+    for (int pixel = first; pixel < last; pixel += copy.pixels) {
+      const int y = pixel / width, x = pixel % width;
+      copy.pixels = std::min(width - x, last - pixel);
+      copy.from = plane + (layout_.top - window_.top + int64_t{y} * window_.stride.h) * layout_.row_bytes +
+                  (layout_.left - window_.left + int64_t{x} * window_.stride.w) * layout_.pixel_bytes;
+      copy.to = to + int64_t{pixel - first} * window_step();
+      kernels_.copy_windows(copy);
     }
   }
 
@@ -185,7 +170,7 @@ class PopcountConv : public Task {
   CodeLayout layout_;
   std::unique_ptr<Finisher> finisher_;
   CountFinisher count_finisher_;
-  int window_bytes_, words_;
+  int words_;  // of a window
   std::vector<Block> blocks_;
 
   std::vector<uint32_t> weights_;  // [base][block][word][filter]

@@ -151,7 +151,7 @@ constexpr int kFloatFilters = kFloatBlock * kFloatBlocks;
 
 constexpr Kernels kAvx512 = {"avx512",          finish<Wide16>,    finish_counts<Wide16>, pool<Wide16>,
                              any_float_tile,    differences,       avx2_pair_numbers,     avx2_look_up_tile,
-                             true,              avx512_pair_words, avx512_popcount_tile,  kFloatFilters};
+                             true,              avx512_copy_windows, avx512_popcount_tile, kFloatFilters};
 
 bool supported() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&

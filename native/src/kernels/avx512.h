@@ -5,7 +5,7 @@
 
 namespace unflip {
 
-void avx512_pair_words(uint32_t* words, int64_t count);
+void avx512_copy_windows(const WindowCopy& copy);
 void avx512_popcount_tile(const PopcountTile& tile);
 
 }  // namespace unflip

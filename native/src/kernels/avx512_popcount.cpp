@@ -14,6 +14,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "popcount.h"
+
 #define UNFLIP_INLINE inline __attribute__((always_inline))
 
 namespace unflip {
@@ -102,6 +104,44 @@ void run_tile(const PopcountTile& t) {
   store(sums, t.counts);
 }
 
+// ------------------------------------------------------------------------------------------------------------------- windows
+
+// Copies in steps of 8 bytes or a vector; writes up to Step - 1 bytes more.
+template <int Step>
+UNFLIP_INLINE void copy_run(uint8_t* to, const uint8_t* from, int64_t bytes) {
+  int64_t i = 0;
+  do {
+    __builtin_memcpy(to + i, from + i, Step);
+    i += Step;
+  } while (Step == 64 && i < bytes);
+}
+
+// Every second word ^= the one before; writes up to 15 words more.
+UNFLIP_INLINE void pair_all(uint32_t* words, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m512i v = _mm512_loadu_si512(words + i);
+    _mm512_storeu_si512(words + i, _mm512_xor_si512(v, _mm512_slli_epi64(v, 32)));
+  }
+}
+
+// Runs of at most Step bytes (or any number, if it is 64), and Rows of one run each, or if 0, whatever the copy says. In order:
+// the first bytes of a window may be overwritten when the one before it is copied.
+template <int Step, int Rows>
+void copy_windows(const WindowCopy& c) {
+  const int words = popcount_words(c), step = popcount_window(words), rows = Rows ? Rows : c.rows, runs = Rows ? 1 : c.runs;
+  const int64_t run = c.run, row_step = c.row_step, run_step = c.run_step, pixel_step = c.pixel_step;
+  const uint8_t* from = c.from;
+  uint32_t* window = c.to;
+  for (int p = c.pixels; p; p--, from += pixel_step, window += step) {
+    window[0] = 0;
+    uint8_t* to = reinterpret_cast<uint8_t*>(window + words % 2);
+    for (int r = 0; r < rows; r++)
+      for (int i = 0; i < runs; i++, to += run) copy_run<Step>(to, from + r * row_step + i * run_step, run);
+    __builtin_memset(to, 0, 8);  // the rest of the last word
+  }
+  pair_all(c.to, int64_t{c.pixels} * step);
+}
+
 }  // namespace
 
 void avx512_popcount_tile(const PopcountTile& t) {
@@ -123,13 +163,12 @@ void avx512_popcount_tile(const PopcountTile& t) {
   }
 }
 
-// Every second word ^= the one before, 16 words at a time.
-void avx512_pair_words(uint32_t* words, int64_t count) {
-  for (int64_t i = 0; i < count; i += 16) {
-    const __mmask16 mask = static_cast<__mmask16>(count - i >= 16 ? 0xFFFF : (1 << (count - i)) - 1);
-    const __m512i v = _mm512_maskz_loadu_epi32(mask, words + i);
-    _mm512_mask_storeu_epi32(words + i, mask, _mm512_xor_si512(v, _mm512_slli_epi64(v, 32)));
-  }
+void avx512_copy_windows(const WindowCopy& c) {
+  const bool three = c.rows == 3 && c.runs == 1;
+  if (c.run <= 8) return three ? copy_windows<8, 3>(c) : copy_windows<8, 0>(c);
+  if (c.run <= 16) return three ? copy_windows<16, 3>(c) : copy_windows<16, 0>(c);
+  if (c.run <= 32) return three ? copy_windows<32, 3>(c) : copy_windows<32, 0>(c);
+  copy_windows<64, 0>(c);
 }
 
 }  // namespace unflip

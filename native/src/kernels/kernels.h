@@ -122,6 +122,17 @@ struct LookUpTile {
 // See popcount.h for the idea and a picture.
 constexpr int popcount_pixels(int filters) { return 128 / filters; }  // of one tile, at most
 
+// Copies windows of pixels next to each other, and pairs them.
+struct WindowCopy {
+  const uint8_t* from = nullptr;  // the first pixel's window
+  int pixels = 0;
+  int64_t pixel_step = 0;         // bytes from one pixel's window to the next
+  int rows = 0, runs = 0;         // of a window: runs of bytes in each row
+  int64_t row_step = 0, run_step = 0;
+  int run = 0;                    // bytes; up to 63 more may be read
+  uint32_t* to = nullptr;         // one window after another; up to 63 bytes more may be written
+};
+
 struct PopcountTile {
   int filters = 0;                    // 32 (up to four pixels) or 16 (up to eight)
   int pixels = 0;
@@ -156,7 +167,7 @@ struct Kernels {
   bool prefer_look_up;  // over differences
 
   // Binary convolution by popcount, if not null; over both.
-  void (*pair_words)(uint32_t* words, int64_t count) = nullptr;  // in place, see popcount.h; count is even
+  void (*copy_windows)(const WindowCopy&) = nullptr;
   void (*popcount_tile)(const PopcountTile&) = nullptr;
 
   int float_filters = kFloatBlock;  // of a float tile with several pixels: up to four blocks

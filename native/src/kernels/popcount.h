@@ -39,8 +39,23 @@ constexpr int popcount_window(int words) { return (words + 1) / 2 * 2; }
 // Where filter f of a block is in its row of `filters` words.
 constexpr int popcount_position(int filters, int f) { return filters == 32 ? f % 2 * 16 + f / 2 : f; }
 
-inline void pair_words_plain(uint32_t* words, int64_t count) {
+inline void pair_words(uint32_t* words, int64_t count) {
   for (int64_t i = 1; i < count; i += 2) words[i] ^= words[i - 1];
+}
+
+constexpr int popcount_words(const WindowCopy& c) { return (c.rows * c.runs * c.run + 3) / 4; }
+
+inline void copy_windows_plain(const WindowCopy& c) {
+  const int words = popcount_words(c), step = popcount_window(words);
+  for (int p = 0; p < c.pixels; p++) {
+    uint32_t* window = c.to + int64_t{p} * step;
+    for (int i = 0; i < step; i++) window[i] = 0;
+    char* to = reinterpret_cast<char*>(window + words % 2);
+    for (int r = 0; r < c.rows; r++)
+      for (int i = 0; i < c.runs; i++, to += c.run)
+        __builtin_memcpy(to, c.from + p * c.pixel_step + r * c.row_step + i * c.run_step, c.run);
+    pair_words(window, step);
+  }
 }
 
 // The tile, plainly: what every other version must equal.

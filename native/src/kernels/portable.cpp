@@ -127,7 +127,7 @@ constexpr Kernels kPortableLookUp = make_kernels("portable-look-up", true);
 
 constexpr Kernels make_popcount_kernels() {
   Kernels k = make_kernels("portable-popcount", true);
-  k.pair_words = pair_words_plain;
+  k.copy_windows = copy_windows_plain;
   k.popcount_tile = popcount_tile_plain;
   return k;
 }
