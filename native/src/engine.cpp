@@ -191,6 +191,7 @@ class EngineImpl : public Engine {
     parallel(context, s.height, [&](int y, int) {
       const float* from = input + int64_t{y} * s.width;
       float* row = to + int64_t{y} * s.width * s.channels;
+      if (s.channels == 3 && kernels_.interleave3) return kernels_.interleave3(from, pixels, s.width, row);
       if (s.channels == 3) {
         for (int x = 0; x < s.width; x++) {
           row[3 * x] = from[x];

@@ -134,6 +134,40 @@ void any_float_tile(const FloatTile& t) {
   }
 }
 
+// 16 values of each of three channels to three vectors: 16 lanes of a and b, then every third lane from c.
+//
+//     a0 b0 c0 a1 b1 c1 a2 b2 c2 a3 b3 c3 a4 b4 c4 a5 | b5 c5 a6 b6 ... a10 b10 | c10 a11 b11 c11 ... c15
+struct Interleave {
+  __m512i first[3], second[3];  // for the permutation of a and b, and of the result and c
+
+  Interleave() {
+    alignas(64) int one[3][16], two[3][16];
+    for (int i = 0; i < 48; i++) {
+      const int lane = i % 16, channel = i % 3, from = i / 3;
+      one[i / 16][lane] = channel < 2 ? 16 * channel + from : 0;
+      two[i / 16][lane] = channel < 2 ? lane : 16 + from;
+    }
+    for (int v = 0; v < 3; v++) {
+      first[v] = _mm512_load_si512(one[v]);
+      second[v] = _mm512_load_si512(two[v]);
+    }
+  }
+};
+
+void interleave3(const float* from, int64_t plane, int64_t count, float* to) {
+  const Interleave lanes;
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16, to += 48) {
+    const __m512 a = _mm512_loadu_ps(from + i), b = _mm512_loadu_ps(from + plane + i);
+    const __m512 c = _mm512_loadu_ps(from + 2 * plane + i);
+#pragma GCC unroll 3
+    for (int v = 0; v < 3; v++)
+      _mm512_storeu_ps(to + 16 * v, _mm512_permutex2var_ps(_mm512_permutex2var_ps(a, lanes.first[v], b), lanes.second[v], c));
+  }
+  for (; i < count; i++)
+    for (int c = 0; c < 3; c++) *to++ = from[c * plane + i];
+}
+
 // Eight words of a filter at a time. Only windows too strange for popcount.h come here.
 void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
   for (int f = 0; f < filters; f++, weights += words) {
@@ -151,7 +185,8 @@ constexpr int kFloatFilters = kFloatBlock * kFloatBlocks;
 
 constexpr Kernels kAvx512 = {"avx512",          finish<Wide16>,    finish_counts<Wide16>, pool<Wide16>,
                              any_float_tile,    differences,       avx2_pair_numbers,     avx2_look_up_tile,
-                             true,              avx512_copy_windows, avx512_popcount_tile, kFloatFilters};
+                             true,              avx512_copy_windows, avx512_popcount_tile, kFloatFilters,
+                             interleave3};
 
 bool supported() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&

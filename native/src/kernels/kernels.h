@@ -171,6 +171,9 @@ struct Kernels {
   void (*popcount_tile)(const PopcountTile&) = nullptr;
 
   int float_filters = kFloatBlock;  // of a float tile with several pixels: up to four blocks
+
+  // to[3 * i + c] = from[c * plane + i], i = 0 .. count - 1; if null, the engine does it.
+  void (*interleave3)(const float* from, int64_t plane, int64_t count, float* to) = nullptr;
 };
 
 // Null where this build or this CPU lacks the set.
