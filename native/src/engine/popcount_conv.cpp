@@ -15,7 +15,7 @@ namespace unflip {
 namespace {
 
 constexpr int64_t kStripBytes = 32 << 10;  // of windows, about: beside them a block's weights should fit the cache
-constexpr int kStripPixels = 32;          // at most
+constexpr int kStripPixels = 224;          // at most
 constexpr int kGrain = 8;                  // pixels: whole tiles
 
 // Filters that go through a tile together.
