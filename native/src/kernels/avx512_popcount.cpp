@@ -106,40 +106,63 @@ void run_tile(const PopcountTile& t) {
 
 // ------------------------------------------------------------------------------------------------------------------- windows
 
-// Copies in steps of 8 bytes or a vector; writes up to Step - 1 bytes more.
-template <int Step>
-UNFLIP_INLINE void copy_run(uint8_t* to, const uint8_t* from, int64_t bytes) {
-  int64_t i = 0;
-  do {
-    __builtin_memcpy(to + i, from + i, Step);
-    i += Step;
-  } while (Step == 64 && i < bytes);
-}
+// Every second word ^= the one before.
+UNFLIP_INLINE __m512i paired(__m512i v) { return _mm512_xor_si512(v, _mm512_slli_epi64(v, 32)); }
+UNFLIP_INLINE __m256i paired(__m256i v) { return _mm256_xor_si256(v, _mm256_slli_epi64(v, 32)); }
 
-// Every second word ^= the one before; writes up to 15 words more.
+// Writes up to 15 words more.
 UNFLIP_INLINE void pair_all(uint32_t* words, int64_t count) {
-  for (int64_t i = 0; i < count; i += 16) {
-    const __m512i v = _mm512_loadu_si512(words + i);
-    _mm512_storeu_si512(words + i, _mm512_xor_si512(v, _mm512_slli_epi64(v, 32)));
-  }
+  for (int64_t i = 0; i < count; i += 16) _mm512_storeu_si512(words + i, paired(_mm512_loadu_si512(words + i)));
 }
 
-// Runs of at most Step bytes (or any number, if it is 64), and Rows of one run each, or if 0, whatever the copy says. In order:
-// the first bytes of a window may be overwritten when the one before it is copied.
-template <int Step, int Rows>
+// Copying a run of bytes, to be paired later or at once; all write a little more than the run.
+template <int Bytes>
+struct ShortRun {  // up to so many
+  static constexpr bool kPairs = false;
+  static UNFLIP_INLINE void copy(uint8_t* to, const uint8_t* from, int64_t) { __builtin_memcpy(to, from, Bytes); }
+};
+
+struct PairedRun32 {  // up to 32, a multiple of 8
+  static constexpr bool kPairs = true;
+  static UNFLIP_INLINE void copy(uint8_t* to, const uint8_t* from, int64_t) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), paired(v));
+  }
+};
+
+template <bool kPairNow>
+struct LongRun {
+  static constexpr bool kPairs = kPairNow;
+  static UNFLIP_INLINE void copy(uint8_t* to, const uint8_t* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+      const __m512i v = _mm512_loadu_si512(from + i);
+      _mm512_storeu_si512(to + i, kPairs ? paired(v) : v);
+    }
+  }
+};
+
+// Rows of one run each, or if 0, whatever the copy says. In order: the first bytes of a window may be overwritten when the one
+// before it is copied.
+template <class Run, int Rows>
 void copy_windows(const WindowCopy& c) {
   const int words = popcount_words(c), step = popcount_window(words), rows = Rows ? Rows : c.rows, runs = Rows ? 1 : c.runs;
   const int64_t run = c.run, row_step = c.row_step, run_step = c.run_step, pixel_step = c.pixel_step;
   const uint8_t* from = c.from;
   uint32_t* window = c.to;
   for (int p = c.pixels; p; p--, from += pixel_step, window += step) {
-    window[0] = 0;
+    if (!Run::kPairs) window[0] = 0;  // before a single word
     uint8_t* to = reinterpret_cast<uint8_t*>(window + words % 2);
     for (int r = 0; r < rows; r++)
-      for (int i = 0; i < runs; i++, to += run) copy_run<Step>(to, from + r * row_step + i * run_step, run);
-    __builtin_memset(to, 0, 8);  // the rest of the last word
+      for (int i = 0; i < runs; i++, to += run) Run::copy(to, from + r * row_step + i * run_step, run);
+    if (!Run::kPairs) __builtin_memset(to, 0, 8);  // the rest of the last word
   }
-  pair_all(c.to, int64_t{c.pixels} * step);
+  if (!Run::kPairs) pair_all(c.to, int64_t{c.pixels} * step);
+}
+
+template <class Run>
+void copy_any_windows(const WindowCopy& c) {
+  if (c.rows == 3 && c.runs == 1) return copy_windows<Run, 3>(c);
+  copy_windows<Run, 0>(c);
 }
 
 }  // namespace
@@ -164,11 +187,12 @@ void avx512_popcount_tile(const PopcountTile& t) {
 }
 
 void avx512_copy_windows(const WindowCopy& c) {
-  const bool three = c.rows == 3 && c.runs == 1;
-  if (c.run <= 8) return three ? copy_windows<8, 3>(c) : copy_windows<8, 0>(c);
-  if (c.run <= 16) return three ? copy_windows<16, 3>(c) : copy_windows<16, 0>(c);
-  if (c.run <= 32) return three ? copy_windows<32, 3>(c) : copy_windows<32, 0>(c);
-  copy_windows<64, 0>(c);
+  if (c.run <= 8) return copy_any_windows<ShortRun<8>>(c);
+  if (c.run <= 16) return copy_any_windows<ShortRun<16>>(c);
+  const bool pairs = c.run % 8 == 0;  // then no pair lies in two runs
+  if (pairs && c.run <= 32) return copy_any_windows<PairedRun32>(c);
+  if (pairs) return copy_any_windows<LongRun<true>>(c);
+  copy_any_windows<LongRun<false>>(c);
 }
 
 }  // namespace unflip
