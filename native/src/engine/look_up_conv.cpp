@@ -12,12 +12,11 @@
 
 #include "../kernels/look_up.h"
 #include "binary_conv.h"
-#include "binary_sums.h"
+#include "count_finisher.h"
 
 namespace unflip {
 namespace {
 
-constexpr int kMostBorderClasses = 64;
 constexpr int64_t kMostDepth = 65535;  // counts are 16 bits
 constexpr int kStripPairs = 32;        // pairs of a strip, at most
 
@@ -37,41 +36,15 @@ std::vector<Block> cut_in_blocks(int filters) {
   return blocks;
 }
 
-// The sets of taps inside the image that occur along one side, and which one each position has.
-struct BorderClasses {
-  std::vector<Taps> taps;
-  std::vector<int> of;
-
-  template <class TapsAt>
-  BorderClasses(int positions, TapsAt taps_at) {
-    for (int i = 0; i < positions; i++) {
-      const Taps t = taps_at(i);
-      auto found = std::find(taps.begin(), taps.end(), t);
-      of.push_back(static_cast<int>(found - taps.begin()));
-      if (found == taps.end()) taps.push_back(t);
-      if (taps.size() > kMostBorderClasses) return;
-    }
-  }
-};
-
-BorderClasses row_classes(const Window& w) {
-  return BorderClasses(w.out.height, [&](int y) { return w.row_taps(y); });
-}
-
-BorderClasses column_classes(const Window& w) {
-  return BorderClasses(w.out.width, [&](int x) { return w.column_taps(x); });
-}
-
 class LookUpConv : public Task {
  public:
   LookUpConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
              std::unique_ptr<Finisher> finisher, const Kernels& kernels, int threads)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels),
         input_(input), layout_(values[input].layout), finisher_(std::move(finisher)),
-        blocks_(cut_in_blocks(op.conv.filters)) {
+        count_finisher_(window_, sums_, *finisher_, input, layout_, kernels), blocks_(cut_in_blocks(op.conv.filters)) {
     choose_pairing();
     pack(op.conv);
-    make_border_tables();
     choose_jobs(threads);
     scratch_bytes = sums_.planes() * plane_numbers_ * sizeof(uint16_t) + 256;
     plan_thread_scratch();
@@ -169,29 +142,6 @@ class LookUpConv : public Task {
         }
   }
 
-  // Everything that depends only on which taps are inside the image.
-  void make_border_tables() {
-    const BorderClasses rows = row_classes(window_), columns = column_classes(window_);
-    const int row_count = sums_.counts_border() ? static_cast<int>(rows.taps.size()) : 1;
-    const int column_count = sums_.counts_border() ? static_cast<int>(columns.taps.size()) : 1;
-    const int64_t stride = sums_.stride();
-    if (sums_.one_term())
-      base_table_.assign(row_count * column_count * stride, 0.f);
-    else if (sums_.counts_border())
-      signs_.assign(row_count * column_count * stride * sums_.bases(), 0);
-    for (int r = 0; r < row_count; r++)
-      for (int c = 0; c < column_count; c++) {
-        const int64_t number = r * column_count + c;
-        if (!base_table_.empty()) sums_.one_term_base(rows.taps[r], columns.taps[c], &base_table_[number * stride]);
-        if (!signs_.empty()) sums_.inside_signs(rows.taps[r], columns.taps[c], &signs_[number * stride * sums_.bases()]);
-      }
-    class_of_.assign(pixels(), 0);
-    if (sums_.counts_border())
-      for (int i = 0; i < pixels(); i++)
-        class_of_[i] = static_cast<uint16_t>(rows.of[i / window_.out.width] * column_count +
-                                             columns.of[i % window_.out.width]);
-  }
-
   // A strip is some pairs in a row and a block of filters: their counts are made tile by tile, then finished together.
   void choose_jobs(int threads) {
     const int blocks = static_cast<int>(blocks_.size()), strips = (pair_columns_ + kStripPairs - 1) / kStripPairs;
@@ -268,15 +218,13 @@ class LookUpConv : public Task {
 
   void run_strips(const RunContext& context, int job, int thread) const {
     const Block& block = blocks_[job / strip_jobs_.jobs];
-    const FinishTarget target = finisher_->target(context);
     job %= strip_jobs_.jobs;
     for (int i = strip_jobs_.first(job); i < strip_jobs_.last(job); i++) {
       const int row = i / strip_.jobs, first = strip_.first(i % strip_.jobs), last = strip_.last(i % strip_.jobs);
       uint16_t* counts = reinterpret_cast<uint16_t*>(context.scratch_of(thread)) + counts_before_;
-      const int channels = std::min(block.filters, finisher_->stride() - block.first);
       count_strip(context, block, row, first, last, counts);
-      finish(context, target, block, counts, span(row, first, last, 0), channels, thread);
-      finish(context, target, block, counts + block.filters, span(row, first, last, 1), channels, thread);
+      finish(context, block, counts, span(row, first, last, 0), thread);
+      finish(context, block, counts + block.filters, span(row, first, last, 1), thread);
     }
   }
 
@@ -316,49 +264,17 @@ class LookUpConv : public Task {
       }
   }
 
-  void finish(const RunContext& context, const FinishTarget& target, const Block& block, const uint16_t* counts,
-              const Span& span, int channels, int thread) const {
-    const int stride = span.step * block.filters;
-    if (!sums_.one_term()) {
-      for (int pixel = span.first; pixel < span.last; pixel++, counts += stride)
-        finish_terms(context, target, block, counts, pixel, channels, thread);
-      return;
-    }
-    Counts c;
-    c.count = counts;
-    c.count_stride = stride;
-    c.bases = &base_table_[block.first];
-    c.base_stride = sums_.stride();
-    c.class_of = class_of_.data();
-    c.scale = sums_.one_term_scale() + block.first;
-    c.multiple = sums_.one_term_multiple();
-    kernels_.finish_counts(finisher_->finish(), target, c, span.first, span.last, block.first, channels);
-  }
-
-  // One pixel, in the general case.
-  void finish_terms(const RunContext& context, const FinishTarget& target, const Block& block, const uint16_t* counts,
-                    int pixel, int channels, int thread) const {
-    float* sums = reinterpret_cast<float*>(context.scratch_of(thread) + thread_scratch_bytes) - 64;
-    const int32_t* signs = signs_.empty() ? nullptr : &signs_[class_of_[pixel] * sums_.stride() * sums_.bases()];
-    int32_t plane_sums[9] = {};
-    if (sums_.counts_window()) count_window(context, pixel, plane_sums);
-    sums_.combine(counts, counts_of_strip_, signs, plane_sums, block.first, channels, sums);
-    kernels_.finish(finisher_->finish(), target, sums, 0, pixel, pixel + 1, block.first, channels);
-  }
-
-  void count_window(const RunContext& context, int pixel, int32_t* plane_sums) const {
-    const int y = pixel / window_.out.width, x = pixel % window_.out.width;
-    const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
-    plane_sums[sums_.planes()] = window_.in.channels * (rows.last - rows.first) * (columns.last - columns.first);
-    for (int p = 0; p < sums_.planes(); p++) {
-      const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes;
-      for (int r = rows.first; r < rows.last; r++)
-        for (int c = columns.first; c < columns.last; c++) {
-          const uint8_t* at = plane + layout_.at(window_.row(y) + r * window_.dilation.h,
-                                                 window_.column(x) + c * window_.dilation.w);
-          for (int i = 0; i < layout_.pixel_bytes; i++) plane_sums[p] += __builtin_popcount(at[i]);
-        }
-    }
+  void finish(const RunContext& context, const Block& block, const uint16_t* counts, const Span& span, int thread) const {
+    CountFinisher::Strip strip;
+    strip.counts = counts;
+    strip.term_stride = counts_of_strip_;
+    strip.pixel_stride = int64_t{span.step} * block.filters;
+    strip.first = span.first;
+    strip.last = span.last;
+    strip.channel = block.first;
+    strip.channels = std::min(block.filters, finisher_->stride() - block.first);
+    strip.sums = reinterpret_cast<float*>(context.scratch_of(thread) + thread_scratch_bytes) - 64;
+    count_finisher_.finish(context, strip);
   }
 
   Window window_;
@@ -367,6 +283,7 @@ class LookUpConv : public Task {
   int input_;
   CodeLayout layout_;
   std::unique_ptr<Finisher> finisher_;
+  CountFinisher count_finisher_;
   std::vector<Block> blocks_;
 
   // Pairs of pixels, by row and column, and the numbers of their windows.
@@ -379,9 +296,6 @@ class LookUpConv : public Task {
   std::vector<uint8_t> weights_;  // [base][block][segment][group][tap][look_up_row]
   int64_t first_weight_ = 0, base_bytes_ = 0;
 
-  std::vector<float> base_table_;  // [border class][stride], for one term
-  std::vector<int32_t> signs_;     // [border class][base][stride], else
-  std::vector<uint16_t> class_of_;  // for each output pixel
   Cut strip_, strip_jobs_;
   int counts_before_ = 0, counts_of_strip_ = 0;
 };
@@ -394,8 +308,7 @@ bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const K
   if (!window.padding_is_moderate()) return false;
   const int64_t depth = int64_t{padded(in.channels)} * op.conv.kernel.h * op.conv.kernel.w;
   if (depth > kMostDepth || depth * code_units(quantizer).largest >= 1 << 24) return false;
-  if (quantizer.offset == 0) return true;
-  return row_classes(window).taps.size() * column_classes(window).taps.size() <= kMostBorderClasses;
+  return quantizer.offset == 0 || few_border_classes(window);
 }
 
 std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input,
