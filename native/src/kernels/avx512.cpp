@@ -18,7 +18,6 @@ struct Wide8 {
   static constexpr int kWidth = 8;
   using Eight = Wide8;
   using Bits = uint8_t;
-  static constexpr bool kFixedSteps = true;
   using Mask = __mmask8;
   __m256 x;
 
@@ -183,15 +182,25 @@ void differences(const uint64_t* window, const uint64_t* weights, int words, int
 
 constexpr int kFloatFilters = kFloatBlock * kFloatBlocks;
 
-constexpr Kernels kAvx512 = {"avx512",          finish<Wide16>,    finish_counts<Wide16>, pool<Wide16>,
-                             any_float_tile,    differences,       avx2_pair_numbers,     avx2_look_up_tile,
-                             true,              avx512_copy_windows, avx512_popcount_tile, kFloatFilters,
+constexpr Kernels kAvx512 = {"avx512",
+                             finish<Wide16>,
+                             finish_counts<Wide16>,
+                             pool<Wide16>,
+                             any_float_tile,
+                             differences,
+                             avx2_pair_numbers,  // not used: popcount goes before look-up
+                             avx2_look_up_tile,
+                             true,
+                             avx512_copy_windows,
+                             avx512_popcount_tile,
+                             kFloatFilters,
                              interleave3};
 
 bool supported() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vpopcntdq") &&
-         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("popcnt");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Tiles of popcount.h with AVX-512. Flags of this file: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vpopcntdq ...
+// Tiles of popcount.h with AVX-512. Flags of this file: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vpopcntdq
+// -mavx2 -mfma -mbmi2 -mpopcnt
 //
 // A tile has eight vectors of ones and eight of counted carries in registers: 32 filters (two vectors) of four pixels, or 16 of
 // eight. One pair of words does this for each of the eight:

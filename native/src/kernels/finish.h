@@ -274,7 +274,7 @@ UNFLIP_INLINE void finish_channels(const Job& job, const Steps& steps, const Sou
 template <class V, class Steps, class Source>
 void finish_rows(const Job& job_, const Steps& steps_, const Source& source_, int first, int last, int channel,
                  int channels) {
-  const Job job = job_;  // copies again, since no caller's variable
+  const Job job = job_;  // copies of its own, for the same reason
   const Steps steps = steps_;
   const Source source = source_;
   const Finish& f = job.finish;

@@ -1,21 +1,21 @@
 // Binary convolution by popcount: words, pairs, layout of weights, and a plain version of the tile.
 //
-// A window is a row of bits, cut in words of 32. A vector has one word of 16 filters; the same word a of the window in all its
-// lanes, xor, and a popcount of each lane give 16 filters' differences in 32 places: three instructions with the addition.
+// A window is a row of bits, cut in words of 32. A vector has one word of 16 filters; xor with the window's word in all lanes
+// and a popcount of each lane give 16 filters' differences in 32 places: three instructions, with the addition to a sum.
 //
-// Adding bits before they are counted saves some of this. Let x = a ^ w be the differences in a word. A full adder takes the
-// words x0 and x1 and a word of `ones` left over by the words before, and gives new ones and a word of carries, worth two each:
+// Adding bits before they are counted saves some of this. Let x = a ^ w be the differences in a word. A full adder takes two
+// of these and a word of `ones` left over by the words before, and gives new ones and a word of carries, worth two each:
 //
-//     ones    0 1 1 0          ones' = ones ^ x0 ^ x1                           0 1 0 0     one popcount for all words, in the end
-//     x0      0 0 1 0          carry = at least two of ones, x0, x1             0 0 1 1     one popcount for two words, doubled
-//     x1      0 0 0 ...
+//     ones   0 1 1 0
+//     x0     0 0 1 1       ones' = ones ^ x0 ^ x1                     0 1 0 0      a popcount in the end, for all words
+//     x1     0 0 0 1       carry = at least two of ones, x0, x1       0 0 1 1      a popcount for each two words, doubled
 //
-// And the xor of two windows' words needs not be taken for each filter: x0 ^ x1 = (a0 ^ a1) ^ (w0 ^ w1). So a *pair* of words is
-// stored as a0 and a0 ^ a1, of windows and weights alike, and
+// And x0 ^ x1 = (a0 ^ a1) ^ (w0 ^ w1), so that these need not be taken for each filter and pixel: a *pair* of words is stored
+// as a0 and a0 ^ a1, of windows and weights alike, and
 //
 //     x0    = a0 ^ w0
 //     ones' = ones ^ (a0 ^ a1) ^ (w0 ^ w1)            one instruction: vectors have any function of three inputs
-//     carry = ones' == ones ? x0 : ones               if x0 == x1 both are x0, which then is the majority; else ones decides
+//     carry = ones' == ones ? x0 : ones               equal if x0 == x1: these are the majority; else ones decides
 //
 // which with the popcount and the addition are five instructions for two words, not six.
 //
