@@ -62,6 +62,7 @@ struct Double {
 
 // The sums of 16 filters.
 struct FloatSums {
+  static constexpr int kWidth = kLanes;  // steps of Several
   float32x4_t v[4];
   UNFLIP_INLINE void clear() { v[0] = v[1] = v[2] = v[3] = vdupq_n_f32(0); }
   UNFLIP_INLINE void add(float32x4_t x, const float32x4_t* w) {
@@ -150,6 +151,7 @@ void pair_numbers(const uint8_t* first, const uint8_t* second, int64_t bytes, ui
 
 // Sums of 16 filters and one pair.
 struct PairSums {
+  static constexpr int kWidth = kLanes;  // steps of Several; 16 filters each
   uint8x16_t low, group;
   uint16x8_t high;
 };
