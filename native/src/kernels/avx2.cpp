@@ -179,9 +179,42 @@ void differences(const uint64_t* window, const uint64_t* weights, int words, int
   }
 }
 
+// Vector v of three has element (8 v + lane) / 3 of channel (8 v + lane) % 3: the same permutation of each channel, then a choice.
+//
+//     a0 b0 c0 a1 b1 c1 a2 b2 | c2 a3 b3 c3 a4 b4 c4 a5 | b5 c5 a6 b6 c6 a7 b7 c7
+template <int V>
+UNFLIP_INLINE __m256 interleaved(__m256 a, __m256 b, __m256 c) {
+  constexpr int kFirst = 8 * V;
+  constexpr auto lanes_of = [](int channel) {
+    int mask = 0;
+    for (int lane = 0; lane < 8; lane++) mask |= ((kFirst + lane) % 3 == channel) << lane;
+    return mask;
+  };
+  constexpr int kOfB = lanes_of(1), kOfC = lanes_of(2);
+  const __m256i from = _mm256_setr_epi32(kFirst / 3, (kFirst + 1) / 3, (kFirst + 2) / 3, (kFirst + 3) / 3, (kFirst + 4) / 3,
+                                         (kFirst + 5) / 3, (kFirst + 6) / 3, (kFirst + 7) / 3);
+  const __m256 ab = _mm256_blend_ps(_mm256_permutevar8x32_ps(a, from), _mm256_permutevar8x32_ps(b, from), kOfB);
+  return _mm256_blend_ps(ab, _mm256_permutevar8x32_ps(c, from), kOfC);
+}
+
+void interleave3(const float* from, int64_t plane, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8, to += 24) {
+    const __m256 a = _mm256_loadu_ps(from + i), b = _mm256_loadu_ps(from + plane + i);
+    const __m256 c = _mm256_loadu_ps(from + 2 * plane + i);
+    _mm256_storeu_ps(to, interleaved<0>(a, b, c));
+    _mm256_storeu_ps(to + 8, interleaved<1>(a, b, c));
+    _mm256_storeu_ps(to + 16, interleaved<2>(a, b, c));
+  }
+  for (; i < count; i++)
+    for (int c = 0; c < 3; c++) *to++ = from[c * plane + i];
+}
+
 constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const LookUpTile&)) {
-  return {name,        finish<Wide>,      finish_counts<Wide>, pool<Wide>, float_tile,
-          differences, avx2_pair_numbers, look_up_tile,        true};
+  Kernels kernels = {name,        finish<Wide>,      finish_counts<Wide>, pool<Wide>, float_tile,
+                     differences, avx2_pair_numbers, look_up_tile,        true};
+  kernels.interleave3 = interleave3;
+  return kernels;
 }
 
 constexpr Kernels kAvx2 = make_kernels("avx2", avx2_look_up_tile);
