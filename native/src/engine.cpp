@@ -131,8 +131,10 @@ class EngineImpl : public Engine {
     const int input = op.inputs[0];
     if (planned.pool >= 0) {
       const Op& pool = graph_.ops[planned.pool];
-      auto own = std::make_unique<Finisher>(op.shape, planned.steps, Emits(), plan_.values);
-      auto last = std::make_unique<Finisher>(pool.shape, std::vector<Step>(), planned.emits, plan_.values);
+      std::vector<Step> before = planned.steps, after;
+      if (pool.kind == OpKind::MaxPool && make_rising(op.conv, before)) before.swap(after);
+      auto own = std::make_unique<Finisher>(op.shape, before, Emits(), plan_.values);
+      auto last = std::make_unique<Finisher>(pool.shape, after, planned.emits, plan_.values);
       return make_float_conv(op, input, plan_.values, std::move(own), &pool, std::move(last), threads_);
     }
     auto finisher = std::make_unique<Finisher>(op.shape, planned.steps, planned.emits, plan_.values);
@@ -155,6 +157,27 @@ class EngineImpl : public Engine {
     for (size_t i = 0; i < conv.scales.size(); i++) conv.scales[i] *= factor(static_cast<int>(i % conv.filters));
     if (conv.offset.size() == 1) conv.offset.resize(conv.filters, conv.offset[0]);
     for (size_t o = 0; o < conv.offset.size(); o++) conv.offset[o] *= factor(static_cast<int>(o));
+  }
+
+  // The largest of several values that rise with their sums is the value of the largest sum, to the last bit, since rounding never
+  // changes an order: steps that rise can wait until after the pool, where a stem has a quarter of the pixels. A filter whose factor
+  // is negative is turned round with it. Whether all steps rise now.
+  static bool make_rising(Convolution& conv, std::vector<Step>& steps) {
+    if (!steps.empty() && steps[0].kind == StepKind::Affine && !conv.weight.empty()) {
+      std::vector<float>& scale = steps[0].scale;
+      if (scale.size() == 1) scale.resize(conv.filters, scale[0]);
+      const size_t weights = conv.weight.size() / conv.filters;
+      for (size_t o = 0; o < scale.size(); o++)
+        if (scale[o] < 0) {
+          scale[o] = -scale[o];
+          for (size_t i = 0; i < weights; i++) conv.weight[o * weights + i] = -conv.weight[o * weights + i];
+        }
+    }
+    auto positive = [](const std::vector<float>& v) { return std::all_of(v.begin(), v.end(), [](float x) { return x >= 0; }); };
+    return std::all_of(steps.begin(), steps.end(), [&](const Step& s) {
+      return s.kind == StepKind::Clamp || (s.kind == StepKind::Affine && positive(s.scale)) ||
+             (s.kind == StepKind::Prelu && positive(s.slope));
+    });
   }
 
   // The tasks have them packed.
