@@ -672,6 +672,13 @@ Graph pooled_graph(Random& r) {
   o.groups = 1;
   o.filters = r.pick({5, 8, 16, 33, 64, 70});
   Op op = b.conv_op(0, o, false);
+  if (r.chance(60)) {  // BatchNorm with factors of both signs: the engine lets it wait until after a max pool
+    Step norm;
+    norm.kind = StepKind::Affine;
+    for (int c = 0; c < o.filters; c++) norm.scale.push_back(r.power());
+    norm.shift = b.vector(o.filters, false);
+    op.steps.push_back(norm);
+  }
   b.random_steps(op, 2);
   b.add(op);
   b.random_pool(b.last());
