@@ -38,7 +38,7 @@ def test_thread_pool(sanitized: Path, command: Command) -> None:
 
 
 def test_engine(sanitized: Path, command: Command) -> None:
-    # Ten random graphs, from number 20 on: they have every kind, number 25 a max pool behind BatchNorm of both signs.
+    # Ten random graphs, from number 20 on: number 25 has a max pool behind BatchNorm of both signs.
     assert "graphs" in command(sanitized / "engine_test", 10, 20)
 
 
