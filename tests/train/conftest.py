@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,3 +37,22 @@ def weights_hash() -> Callable[[Path], str]:
         return total.hexdigest()
 
     return digest
+
+
+@pytest.fixture
+def in_the_interpreter() -> Callable[[str], None]:
+    """Run a file of kernel tests in a process of its own: Triton's interpreter is chosen before Triton is imported."""
+
+    def run(file: str) -> None:
+        pytest.importorskip("triton")
+        pytest.importorskip("numpy")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+    return run

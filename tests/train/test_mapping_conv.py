@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import subprocess
-import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -90,17 +88,8 @@ def check(model: nn.Module, in_place: bool = True) -> None:
 
 
 @pytest.mark.skipif(available(), reason="the kernels run in this process")
-def test_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    pytest.importorskip("numpy")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+def test_in_the_interpreter(in_the_interpreter: Callable[[str], None]) -> None:
+    in_the_interpreter(__file__)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")

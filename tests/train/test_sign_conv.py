@@ -7,9 +7,7 @@ Triton's interpreter, which has to be chosen before Triton is imported.
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -134,17 +132,8 @@ def check(shape: tuple[int, ...], inputs: str) -> None:
 
 
 @pytest.mark.skipif(available(), reason="the kernels run in this process")
-def test_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    pytest.importorskip("numpy")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+def test_in_the_interpreter(in_the_interpreter: Callable[[str], None]) -> None:
+    in_the_interpreter(__file__)
 
 
 @runs

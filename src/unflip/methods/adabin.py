@@ -33,6 +33,7 @@ from unflip.methods.base import (
     WeightBinarizer,
     one_step_code,
     register,
+    replace_prelus,
 )
 from unflip.ste import sign, straight_through
 
@@ -134,8 +135,5 @@ class AdaBin(Method):
         return AdaptiveInputs(layer.weight)
 
     def adapt(self, model: nn.Module) -> None:
-        replaced: dict[nn.Module, nn.Module] = {}
-        for module in list(model.modules()) if self.maxout else []:
-            for name, child in list(module._modules.items()):
-                if type(child) is nn.PReLU:
-                    setattr(module, name, replaced.setdefault(child, Maxout(child)))
+        if self.maxout:
+            replace_prelus(model, Maxout)

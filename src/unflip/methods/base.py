@@ -217,6 +217,15 @@ class Method:
         return f"{self.name}({', '.join(changed)})" if changed else self.name
 
 
+def replace_prelus(model: nn.Module, make: Callable[[nn.PReLU], nn.Module]) -> None:
+    """Put ``make(prelu)`` in the place of every nn.PReLU, for ``adapt``; one that has two names stays one module."""
+    replaced: dict[nn.Module, nn.Module] = {}
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):
+            if type(child) is nn.PReLU:
+                setattr(module, name, replaced.setdefault(child, make(child)))
+
+
 M = TypeVar("M", bound=Method)
 
 _REGISTRY: dict[str, type[Method]] = {}

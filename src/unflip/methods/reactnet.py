@@ -32,6 +32,7 @@ from unflip.methods.base import (
     Method,
     WeightBinarizer,
     register,
+    replace_prelus,
     sign_code,
 )
 from unflip.methods.bireal import MagnitudeAwareSign
@@ -100,8 +101,4 @@ class ReActNet(Method):
         return RSign(layer)
 
     def adapt(self, model: nn.Module) -> None:
-        replaced: dict[nn.Module, nn.Module] = {}
-        for module in list(model.modules()):
-            for name, child in list(module._modules.items()):
-                if type(child) is nn.PReLU:
-                    setattr(module, name, replaced.setdefault(child, RPReLU(child)))
+        replace_prelus(model, RPReLU)
