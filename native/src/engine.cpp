@@ -141,11 +141,10 @@ class EngineImpl : public Engine {
     if (!graph_.is_code(input))
       return make_float_conv(op, input, plan_.values, std::move(finisher), nullptr, nullptr, threads_);
     const Quantizer& quantizer = graph_.ops[input - 1].quantizer;
-    if (looks_up(op, quantizer, graph_.shape(input), kernels_) && kernels_.popcount_tile)
-      return make_popcount_conv(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
-    if (looks_up(op, quantizer, graph_.shape(input), kernels_))
-      return make_look_up_conv(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
-    return make_counting_conv(op, quantizer, input, plan_.values, std::move(finisher), threads_);
+    if (!looks_up(op, quantizer, graph_.shape(input), kernels_))
+      return make_counting_conv(op, quantizer, input, plan_.values, std::move(finisher), threads_);
+    const auto make = kernels_.popcount_tile ? make_popcount_conv : make_look_up_conv;
+    return make(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
   }
 
   // The weights' scales take a factor that would follow right after.
