@@ -1,6 +1,6 @@
 """What LNS's mapping networks cost in a training step of ResNet-20, by our kernels and by batched matrix products.
 
-    python benchmarks/mapping.py [--seeds 5] [--widths 16 32 64] [--seconds 150] [--json FILE]
+    python benchmarks/mapping.py [--seeds 5] [--widths 16 32 64] [--steps-only] [--seconds 150] [--json FILE]
 
 First the mappings alone: µs of f(W) and of f(W) with its gradients, both compiled, as the median of replays of a CUDA
 graph, after a comparison with float64. Then whole steps under the engine (compiled, CUDA graph, random images): LNS,
@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument(
         "--widths", type=int, nargs="*", default=[64], help="of 16, 32, 64: also time these alone"
     )
+    parser.add_argument("--steps-only", action="store_true", help="whole steps, no mappings alone")
     parser.add_argument("--seconds", type=float, default=150, help="start nothing new after this")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -253,10 +254,12 @@ def main() -> None:
         f"(tuned and compared after {elapsed():.0f} s)"
     )
     print("\n".join(tuned(mapping_conv.tuned())))
-    print("\nmappings alone, µs:", flush=True)
-    alone = time_mappings(model, options.widths)
-    print(f"  each launch ({elapsed():.0f} s):")
-    time_kernels(model)
+    alone: dict[str, dict[str, float]] = {}
+    if not options.steps_only:
+        print("\nmappings alone, µs:", flush=True)
+        alone = time_mappings(model, options.widths)
+        print(f"  each launch ({elapsed():.0f} s):")
+        time_kernels(model)
     print(f"\nsteps of ResNet-20, batch 128 ({elapsed():.0f} s):", flush=True)
     steps = time_steps(random_images(12_800), options.seeds, lambda: elapsed() > options.seconds)
     print("\n" + "\n".join(f"| {label} | {value:.3f} |" for label, value in steps.items()))
