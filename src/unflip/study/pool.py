@@ -88,6 +88,9 @@ def _work(task: Task, answer: Connection, log: Path, workers: int) -> None:
         _stop_with_parent()
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
         task.run()
+    except KeyboardInterrupt as raised:
+        print(raised, flush=True)  # someone wanted it
+        error = raised
     except BaseException as raised:
         traceback.print_exc()  # to the log: only the error itself goes back
         error = _portable(raised)
