@@ -88,6 +88,7 @@ def on_digits() -> Callable[..., Study]:
     """``on_digits("ablation", out, seeds, "field=value", ...)``: a shipped experiment on digits, small."""
 
     def make(name: str, out: Path, seeds: int = 2, *overrides: str, **options: Any) -> Study:
+        options.setdefault("teacher", Path("a-teacher") if name == "beyond" else None)
         return EXPERIMENTS[name].study(out, seeds, overrides=[*DIGITS, *overrides], **options)
 
     return make

@@ -64,6 +64,7 @@ def test_the_papers_figures_stand_beside_its_images_alone(
     tmp_path: Path, on_digits: OnDigits
 ) -> None:
     assert not any(arm.paper for arm in on_digits("ablation", tmp_path).arms)
+    assert not any(arm.paper for arm in EXPERIMENTS["beyond"].study(tmp_path).arms)
     assert not any(arm.paper for arm in EXPERIMENTS["alpha"].study(tmp_path).arms)
     assert EXPERIMENTS["ablation"].study(tmp_path).arm("finetune-0.001").paper is None
 

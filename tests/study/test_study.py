@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from unflip.study import study as core
+from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study, next_batch, run_study
 from unflip.study.task import Task
 from unflip.train.checkpoint import CheckpointError
@@ -182,6 +183,21 @@ def test_bad_options_are_refused_and_leave_nothing(
     with pytest.raises(ValueError, match=message):
         run_study(on_digits("ablation", tmp_path / "out"), **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_arms_that_distill_get_the_teacher_and_others_none(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    study = on_digits("beyond", tmp_path, 1, teacher=Path("t"))
+    teachers = {arm.name: study.jobs(arm, [0])[0].teacher for arm in study.arms}
+    assert teachers.pop("conv-distill") == teachers.pop("conv-reactnet-distill") == Path("t")
+    assert set(teachers.values()) == {None}
+    without = EXPERIMENTS["beyond"].study(tmp_path, 1)
+    with pytest.raises(
+        ValueError, match=r"arm 'conv-distill' learns .* give its folder as --teach"
+    ):
+        run_study(without)
+    assert trainer.calls == []
 
 
 def test_studies_that_make_no_sense_are_refused(on_digits: OnDigits, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from unflip.train import load_recipe, loop, train, train_together
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
 from unflip.train.recipe import Recipe
+from unflip.train.runs import find_runs
 
 Start = Callable[..., Any]
 Hash = Callable[[Path], str]
@@ -423,6 +424,35 @@ def test_one_line_an_epoch_with_every_field(whole: Path, whole_lns: Path) -> Non
     assert plain[0]["auxiliary_loss"] == {}
     assert list(mapped[0]["auxiliary_loss"])[::17] == ["layer1.0.conv1", "layer3.2.conv2"]
     assert any(line["differs_from_sign"] > 0 for line in mapped)
+
+
+def test_accuracy_measured_in_some_epochs_alone(
+    tmp_path: Path,
+    digits: ImageSet,
+    dorefa: Recipe,
+    whole: Path,
+    weights_hash: Hash,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is measured changes nothing of what is trained, and the last epoch is always measured."""
+    run(dorefa, digits, tmp_path, evaluate_every=3)
+    assert "epoch 1/4  loss" in capsys.readouterr().out
+    assert weights_hash(tmp_path / "seed-0") == weights_hash(whole / "seed-0")
+    some, all_ = (
+        [
+            json.loads(line)["accuracy"]
+            for line in (out / "seed-0/metrics.jsonl").read_text().splitlines()
+        ]
+        for out in (tmp_path, whole)
+    )
+    assert some == [None, None, all_[2], all_[3]]
+    (tmp_path / "seed-0/metrics.jsonl").write_text(
+        '{"epoch": 1, "accuracy": 50.0}\n{"epoch": 2, "accuracy": null}\n'
+    )
+    [found] = find_runs(tmp_path)
+    assert (found.epoch, found.accuracy) == (2, 50.0)
+    with pytest.raises(ValueError, match="evaluate_every=0 should be at least 1"):
+        run(dorefa, digits, tmp_path, evaluate_every=0)
 
 
 def test_a_long_epoch_is_saved_in_its_middle(

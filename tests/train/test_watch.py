@@ -54,6 +54,14 @@ def test_no_flips_near_the_highest_rate() -> None:
     assert allowed.problem(14, 2.0, flips=0, latent_moved=True) is None
 
 
+def test_a_teachers_loss_is_not_measured_by_guessing() -> None:
+    """With T² before it, it may be far above log(classes) and fall."""
+    seen = watch("epochs=20", "distill={teacher: digits-float}", name="digits-finetune")
+    assert seen.problem(0, 18.0, 5, True) is None
+    assert seen.problem(9, 17.0, 5, True) is None
+    assert "above 18, where it started" in (seen.problem(10, 19.0, 5, True) or "")
+
+
 def test_a_loss_above_its_start_after_the_warm_up() -> None:
     seen = watch("epochs=200")  # warm-up: a twentieth, 10 epochs
     assert seen.problem(0, 2.0, 5, True) is None

@@ -19,6 +19,7 @@ from unflip.cli import deploy, export, predict, report, study
 from unflip.cli.app import app, console
 from unflip.cost import Cost
 from unflip.cost import cost as count_cost
+from unflip.data import ImageSet
 from unflip.data import load as load_data
 from unflip.train import distributed
 from unflip.train.checkpoint import CheckpointError
@@ -162,39 +163,56 @@ def train(
     start: Annotated[
         Path | None, typer.Option(help="Finished run to start from, for recipes that fine-tune.")
     ] = None,
+    teacher: Annotated[
+        Path | None, typer.Option(help="Finished run to learn from, for recipes that distill.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Train seeds 0..N-1 side by side.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
     eager: Annotated[bool, typer.Option(help="On a GPU: no compilation, no CUDA graph.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard files.")] = False,
+    evaluate_every: Annotated[
+        int,
+        typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last."),
+    ] = 1,
 ) -> None:
     """Train a recipe. The same command goes on where it was killed; Ctrl-C saves first.
 
-    A recipe that starts from another one (LNS from its baseline) trains that first if it has not been.
+    A recipe that starts from another one (LNS from its baseline), or learns from one as its teacher, trains that
+    first if it has not been.
     """
     loaded = load_recipe(recipe, overrides)
     folder = out or Path("runs") / loaded.name
     images = load_data(loaded.data.name, data)
+    how: dict[str, Any] = {
+        "device": device,
+        "eager": eager,
+        "tensorboard": tensorboard,
+        "evaluate_every": evaluate_every,
+    }
+    data_overrides = [o for o in overrides or [] if o.startswith("data.")]
     if loaded.start and start is None:
         start = folder.parent / loaded.start
-        with distributed.process_group(device):
-            unfinished = distributed.from_rank_0(_unfinished(start, seeds))
-        if unfinished:
-            if _speaks():
-                print(
-                    f"{loaded.name} starts from {loaded.start}, which is not finished in {start}: first that"
-                )
-            shared = [o for o in overrides or [] if o.startswith(("data.", "model."))]
-            _train(
-                load_recipe(loaded.start, shared),
-                images,
-                start,
-                None,
-                seeds,
-                device,
-                eager,
-                tensorboard,
-            )
-    _train(loaded, images, folder, start, seeds, device, eager, tensorboard)
+        model_overrides = [o for o in overrides or [] if o.startswith("model.")]
+        needed = load_recipe(loaded.start, [*data_overrides, *model_overrides])
+        _train_first(needed, f"{loaded.name} starts from", images, start, seeds, how)
+    if loaded.distill and teacher is None:
+        teacher = folder.parent / loaded.distill.teacher
+        needed = load_recipe(loaded.distill.teacher, data_overrides)
+        _train_first(needed, f"{loaded.name} learns from", images, teacher, 1, how)
+    _train(loaded, images, folder, seeds, how, start, teacher)
+
+
+def _train_first(
+    recipe: Recipe, why: str, images: ImageSet, out: Path, seeds: int, how: dict[str, Any]
+) -> None:
+    """Train what another recipe needs, unless it has been."""
+    with distributed.process_group(how["device"]):
+        unfinished = distributed.from_rank_0(_unfinished(out, seeds))
+    if not unfinished:
+        return
+    if _speaks():
+        print(f"{why} {recipe.name}, which is not finished in {out}: first that")
+    _train(recipe, images, out, seeds, how)
 
 
 def _speaks() -> bool:
@@ -208,23 +226,15 @@ def _unfinished(folder: Path, seeds: int) -> bool:
 
 def _train(
     recipe: Recipe,
-    images: Any,
+    images: ImageSet,
     out: Path,
-    start: Path | None,
     seeds: int,
-    device: str | None,
-    eager: bool,
-    tensorboard: bool,
+    how: dict[str, Any],
+    start: Path | None = None,
+    teacher: Path | None = None,
 ) -> None:
     results = train_recipe(
-        recipe,
-        images,
-        out,
-        seeds=range(seeds),
-        start=start,
-        device=device,
-        eager=eager,
-        tensorboard=tensorboard,
+        recipe, images, out, seeds=range(seeds), start=start, teacher=teacher, **how
     )
     if not _speaks():
         return

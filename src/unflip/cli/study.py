@@ -35,6 +35,9 @@ Engine = Annotated[
     ),
 ]
 WorkerCount = Annotated[int, typer.Option(min=1, help="Arms at once, with --engine pool or ray.")]
+EvaluateEvery = Annotated[
+    int, typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,6 +66,10 @@ def _add(experiment: Experiment) -> None:
                 help="Folder with a finished baseline's seed-0, seed-1, ..., instead of training one."
             ),
         ] = None,
+        teacher: Annotated[
+            Path | None,
+            typer.Option(help="Finished run that arms which distill learn from."),
+        ] = None,
         data: Data = None,
         out: Annotated[
             Path | None, typer.Option(help="Where runs and table go. Default: runs/STUDY.")
@@ -70,6 +77,7 @@ def _add(experiment: Experiment) -> None:
         device: Device = None,
         engine: Engine = "together",
         workers: WorkerCount = 2,
+        evaluate_every: EvaluateEvery = 1,
         at_once: Annotated[
             int | None,
             typer.Option(
@@ -86,6 +94,7 @@ def _add(experiment: Experiment) -> None:
             epochs_scale=epochs_scale,
             overrides=override or [],
             baseline=baseline,
+            teacher=teacher,
         )
         if at_once is None and device != "cpu" and torch.cuda.is_available():
             at_once = GPU_AT_ONCE
@@ -97,6 +106,7 @@ def _add(experiment: Experiment) -> None:
             device=device,
             workers=workers,
             at_once=at_once,
+            evaluate_every=evaluate_every,
         )
         _show(folder)
 

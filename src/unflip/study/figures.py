@@ -44,10 +44,10 @@ def _curves(study: Study, name: str, images: str) -> Path | None:
         return None
     figure, axis = _axes()
     for number, (arm, epochs) in enumerate(curves):
-        means = [factor * statistics.fmean(values) for values in epochs]
-        stds = [factor * statistics.stdev(v) if len(v) > 1 else 0.0 for v in epochs]
+        means = [factor * statistics.fmean(values) for values in epochs.values()]
+        stds = [factor * statistics.stdev(v) if len(v) > 1 else 0.0 for v in epochs.values()]
         before = _epochs_before(study, arm)
-        at, color = range(before + 1, before + len(epochs) + 1), f"C{number % 10}"
+        at, color = [before + epoch for epoch in epochs], f"C{number % 10}"
         style = ("-", "--", ":")[number // 10 % 3]
         axis.plot(at, means, color=color, linestyle=style, linewidth=1.2, label=arm.label)
         below = [m - s for m, s in zip(means, stds, strict=True)]
@@ -75,12 +75,15 @@ def _epochs_before(study: Study, arm: Arm) -> int:
     return study.arm(arm.start).recipe.epochs
 
 
-def _by_epoch(study: Study, arm: Arm, key: str) -> list[list[float]]:
-    """For each epoch the values of the finished runs."""
+def _by_epoch(study: Study, arm: Arm, key: str) -> dict[int, list[float]]:
+    """The values of the finished runs in each epoch that has any: accuracy may be measured in some alone."""
     folders = [study.run_folder(arm, seed) for seed in study.seeds]
-    runs = [record.metrics_of(folder) for folder in folders if record.finished(folder)]
-    values = [[line[key] for line in run] for run in runs if run and run[0].get(key) is not None]
-    return [list(epoch) for epoch in zip(*values, strict=False)]
+    epochs: dict[int, list[float]] = {}
+    for folder in folders:
+        for line in record.metrics_of(folder) if record.finished(folder) else ():
+            if line.get(key) is not None:
+                epochs.setdefault(line["epoch"], []).append(line[key])
+    return dict(sorted(epochs.items()))
 
 
 def _sweep(study: Study, summary: dict[str, Any]) -> Path | None:

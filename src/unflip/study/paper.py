@@ -50,8 +50,10 @@ class Experiment:
         epochs_scale: float = 1.0,
         overrides: Sequence[str] = (),
         baseline: Path | None = None,
+        teacher: Path | None = None,
     ) -> Study:
-        """The experiment in a folder. ``baseline`` holds the finished runs of one trained before, seed-0 and so on."""
+        """The experiment in a folder. ``baseline`` holds the finished runs of one trained before, seed-0 and so on;
+        ``teacher`` the one that arms which distill learn from."""
         arms = make_arms(self.drafts, self.defaults, overrides, epochs_scale)
         if baseline is not None:
             arms = [_given(arm, baseline, seeds) if arm.name == BASELINE else arm for arm in arms]
@@ -61,18 +63,25 @@ class Experiment:
             out,
             tuple(range(seeds)),
             self.title,
-            self._command(seeds, epochs_scale, overrides, baseline),
+            self._command(seeds, epochs_scale, overrides, baseline, teacher),
             _epochs_note(arms, epochs_scale),
             self.reference,
+            teacher,
         )
 
     def _command(
-        self, seeds: int, scale: float, overrides: Sequence[str], baseline: Path | None
+        self,
+        seeds: int,
+        scale: float,
+        overrides: Sequence[str],
+        baseline: Path | None,
+        teacher: Path | None,
     ) -> str:
         words = [f"unflip study {self.name} --seeds {seeds}"]
         words += [f"--epochs-scale {scale:g}"] if scale != 1 else []
         words += [f"--override {shlex.quote(override)}" for override in overrides]
         words += ["--baseline DIR"] if baseline else []
+        words += ["--teacher DIR"] if teacher else []
         return " ".join(words)
 
 
@@ -154,6 +163,7 @@ def _finetune_with_latent(times: int) -> Draft:
 
 _BASELINE = Draft(BASELINE, "baseline (DoReFa)", DOREFA, paper=Paper(85.06))
 _LNS = _after("lns", "LNS", LNS, paper=Paper(85.56, 0.11, 85.78))
+
 
 def _reading(name: str, label: str, *changes: str) -> Draft:
     return Draft(name, label, DOREFA, changes, paper=_BASELINE.paper)
@@ -281,4 +291,40 @@ CONTROLS = Experiment(
     reference="lns",
 )
 
-EXPERIMENTS = {e.name: e for e in (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS)}
+FAST = "optimizer.latent_lr=1.0"  # ten times the rate of everything else
+DISTILL = "distill={teacher: cifar10-resnet20-teacher}"
+
+
+def _stronger(name: str, label: str, *changes: str) -> Draft:
+    return Draft(name, label, DOREFA, ("model.shortcut=conv", *changes))
+
+
+BEYOND = Experiment(
+    "beyond",
+    "What makes a stronger ±1 ResNet-20 than the paper's",
+    "One shortcut a convolution, and on top of it faster latent weights, other methods, a float teacher: on 10,000 "
+    "training images held out.",
+    (
+        _BASELINE,
+        _stronger("conv", "one shortcut a convolution"),
+        _stronger("conv-fast", "… latent weights 10 × faster", FAST),
+        _stronger("conv-adam", "… Adam", "optimizer={name: adam, lr: 0.001}"),
+        _stronger("conv-bop", "… Bop", "method=bop"),
+        _stronger("conv-recu", "… ReCU, latent weights 10 × faster", "method=recu", FAST),
+        _stronger(
+            "conv-reactnet", "… ReActNet, latent weights 10 × faster", "method=reactnet", FAST
+        ),
+        _stronger("conv-distill", "… latent weights 10 × faster, a teacher", FAST, DISTILL),
+        _stronger(
+            "conv-reactnet-distill",
+            "… ReActNet, latent weights 10 × faster, a teacher",
+            "method=reactnet",
+            FAST,
+            DISTILL,
+        ),
+    ),
+    TUNING,
+    "conv",
+)
+
+EXPERIMENTS = {e.name: e for e in (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS, BEYOND)}

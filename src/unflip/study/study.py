@@ -44,6 +44,7 @@ class Study:
     command: str = ""
     epochs_note: str = ""
     reference: str | None = None  # the arm that the table compares the others with
+    teacher: Path | None = None  # of the arms that distill
 
     def __post_init__(self) -> None:
         if not self.arms or not self.seeds:
@@ -131,11 +132,18 @@ class Study:
 
     def jobs(self, arm: Arm, seeds: Sequence[int]) -> list[Job]:
         start = self.folder(self.arm(arm.start)) if arm.start else None
-        return [Job(arm.recipe, seed, self.folder(arm), start) for seed in seeds]
+        teacher = self.teacher if arm.recipe.distill else None
+        return [Job(arm.recipe, seed, self.folder(arm), start, teacher) for seed in seeds]
 
     def check_folders(self) -> None:
         """Refuse what is in the folders and does not belong there, before anything is trained."""
         for arm in self.arms:
+            if arm.recipe.distill and self.teacher is None:
+                wanted = arm.recipe.distill.teacher
+                raise ValueError(
+                    f"arm {arm.name!r} learns from a run of {wanted}: give its folder as --teacher "
+                    f"(unflip train {wanted}), or leave the arm out with --only"
+                )
             for seed in self.seeds:
                 folder = self.run_folder(arm, seed)
                 if arm.finished_in is None:
@@ -172,6 +180,7 @@ def run_study(
     device: str | None = None,
     workers: int = 2,
     at_once: int | None = None,
+    evaluate_every: int = 1,
     report: Report = write_report,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -179,7 +188,8 @@ def run_study(
 
     ``data`` is the folder of the images, as of ``unflip.data.load``. Engines: ``together``, this process, ``at_once``
     runs side by side (None: the seeds of one arm); ``pool``, so many ``workers`` processes, each with an arm; ``ray``,
-    the same on a Ray cluster. The table is written whenever there is news, and whatever ends the study.
+    the same on a Ray cluster. ``evaluate_every`` is as of ``train``. The table is written whenever
+    there is news, and whatever ends the study.
     """
     known(engine, ENGINES, "engine")
     if at_once is not None and at_once < 1:
@@ -195,10 +205,10 @@ def run_study(
     try:
         if chosen.left():
             if engine == "together":
-                _in_this_process(chosen, data, device, at_once, tell, quiet)
+                _in_this_process(chosen, data, device, at_once, evaluate_every, tell, quiet)
             else:
                 running = _workers(engine, chosen, workers)
-                _beside_each_other(chosen, data, device, running, tell)
+                _beside_each_other(chosen, data, device, evaluate_every, running, tell)
         told = True
     finally:
         if not told and study.out.exists():
@@ -217,6 +227,7 @@ def _in_this_process(
     data: Path | None,
     device: str | None,
     at_once: int | None,
+    evaluate_every: int,
     tell: Callable[[], object],
     quiet: bool,
 ) -> None:
@@ -224,7 +235,7 @@ def _in_this_process(
     while batch := next_batch(study, at_once):
         _say(study, ", ".join(f"{arm.name} ({_seeds(seeds)})" for arm, seeds in batch))
         jobs = [job for arm, seeds in batch for job in study.jobs(arm, seeds)]
-        train_jobs(jobs, images, device, quiet=quiet)
+        train_jobs(jobs, images, device, quiet=quiet, evaluate_every=evaluate_every)
         tell()
         _free_gpu()
 
@@ -272,6 +283,7 @@ def _beside_each_other(
     study: Study,
     data: Path | None,
     device: str | None,
+    evaluate_every: int,
     workers: Workers,
     tell: Callable[[], object],
 ) -> None:
@@ -285,7 +297,7 @@ def _beside_each_other(
                 if arm.name not in running and len(running) < workers.capacity:
                     _say(study, f"{arm.name} ({_seeds(seeds)}) begins")
                     jobs = tuple(study.jobs(arm, seeds))
-                    workers.start(Task(arm.name, jobs, data, device, turn))
+                    workers.start(Task(arm.name, jobs, data, device, turn, evaluate_every))
                     running.add(arm.name)
             if not running:
                 return

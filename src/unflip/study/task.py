@@ -20,10 +20,11 @@ class Task:
     data: Path | None
     device: str | None
     turn: Path | None = None
+    evaluate_every: int = 1
 
     def run(self) -> None:
         images = load(self.jobs[0].recipe.data.name, self.data)
-        train_jobs(self.jobs, images, self.device, self.turn)
+        train_jobs(self.jobs, images, self.device, self.turn, evaluate_every=self.evaluate_every)
 
 
 def train_jobs(
@@ -32,19 +33,27 @@ def train_jobs(
     device: str | None = None,
     turn: Path | None = None,
     quiet: bool = False,
+    evaluate_every: int = 1,
 ) -> None:
     """Train side by side; a run that stops leaves its reason, and the others go on from their last checkpoint."""
     left = list(jobs)
     while left:
         try:
-            train_together(left, images, device=device, turn=turn, quiet=quiet)
+            train_together(
+                left,
+                images,
+                device=device,
+                turn=turn,
+                quiet=quiet,
+                evaluate_every=evaluate_every,
+            )
             return
         except TrainingStopped as stop:
             folder = stop.folder or (left[0].folder if len(left) == 1 else None)
             reason = str(stop)
         if folder is None:  # one of several, and it did not say which
             for job in left:
-                train_jobs([job], images, device, turn, quiet)
+                train_jobs([job], images, device, turn, quiet, evaluate_every)
             return
         print(f"{folder} stopped: {reason}", flush=True)
         record.note_stop(folder, reason)

@@ -179,6 +179,10 @@ def flip_rates(
     ``recipe`` is the one the baseline was trained with; branches train at ``rate`` times its learning rates, constant.
     The baseline is left as it is.
     """
+    if recipe.distill is not None:
+        raise ValueError(
+            f"recipe {recipe.name} has a teacher: its branches would have to learn from it too, which is not supported"
+        )
     found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     short = recipe.model_copy(update={"epochs": epochs, "schedule": Schedule()})
     images = Images(data, found)

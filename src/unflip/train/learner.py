@@ -16,26 +16,39 @@ from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epo
 from unflip.train import distributed
 from unflip.train.batches import Images, mix
 from unflip.train.mapping import shared_predictions
-from unflip.train.recipe import Recipe
+from unflip.train.recipe import Distill, Recipe
 
 # Multiplies the loss so that float16 gradients do not underflow; divided out before the optimizer.
 LOSS_SCALE = 512.0
 
 
 class Objective(nn.Module):
-    """Cross entropy and the methods' own loss, layer by layer."""
+    """Cross entropy, mixed with a teacher's answers where there is one, and the methods' own loss, layer by layer."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, distill: Distill | None = None) -> None:
         super().__init__()
         self.model = model
+        self.distill = distill
 
-    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, images: Tensor, labels: Tensor, answers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         with shared_predictions(self.model):
             logits = self.model(images)
             losses = auxiliary_losses(self.model)
         auxiliary = torch.stack(list(losses.values())) if losses else logits.new_zeros(0)
         precise = torch.promote_types(logits.dtype, torch.float32)  # half is not enough for a loss
-        return F.cross_entropy(logits.to(precise), labels), auxiliary.to(precise)
+        loss = F.cross_entropy(logits.to(precise), labels)
+        if self.distill is not None and answers is not None:
+            soft = divergence(logits.to(precise), answers.to(precise), self.distill.temperature)
+            loss = (1 - self.distill.weight) * loss + self.distill.weight * soft
+        return loss, auxiliary.to(precise)
+
+
+def divergence(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
+    """T² · KL(softmax(answers / T) ‖ softmax(logits / T)), the mean over a batch."""
+    mine, theirs = (F.log_softmax(z / temperature, dim=1) for z in (logits, answers))
+    return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
 
 
 def build_model(recipe: Recipe, data: ImageSet, seed: int) -> nn.Module:
@@ -51,15 +64,31 @@ def build_model(recipe: Recipe, data: ImageSet, seed: int) -> nn.Module:
 
 
 class Learner:
-    """A seed's model, optimizer and running sums, all on one device."""
+    """A seed's model, optimizer and running sums, all on one device.
 
-    def __init__(self, recipe: Recipe, model: nn.Module, images: Images, device: torch.device):
-        self.recipe, self.images, self.device = recipe, images, device
+    ``answers`` gives the teacher's logits for a row of the plan, where the recipe has a teacher (``teacher.py``).
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        images: Images,
+        device: torch.device,
+        answers: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if (recipe.distill is None) != (answers is None):
+            raise ValueError(
+                f"recipe {recipe.name} has distill: {recipe.distill}, so it needs "
+                f"{'no teacher' if recipe.distill is None else 'its teacher'} here"
+            )
+        self.recipe, self.images, self.device, self.answers = recipe, images, device, answers
         if recipe.sync_batchnorm and distributed.world_size() > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = device.type == "cuda" and recipe.precision == "float16"
-        self.objective = distributed.wrap(Objective(self.model), recipe, device)
+        objective = Objective(self.model, recipe.distill)
+        self.objective = distributed.wrap(objective, recipe, device)
         self.layers = [n for n, _ in binary_layers(self.model)]
         self.auxiliary_layers = list(auxiliary_losses(self.model))
         self.groups = _parameter_groups(self.model, recipe)
@@ -110,12 +139,14 @@ class Learner:
                 group["lr"] = group["peak_lr"] * factor
 
     def planned_losses(self, plan: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy and auxiliary losses of a row of the plan."""
-        images, labels = self.images.batch(distributed.share(plan))
-        if not self.half:
-            return self.objective(images, labels)
-        with torch.autocast("cuda", torch.float16, cache_enabled=False):
-            return self.objective(images, labels)
+        """The loss on the labels (and the teacher's answers) and the auxiliary losses of a row of the plan."""
+        mine = distributed.share(plan)
+        images, labels = self.images.batch(mine)
+        answers = None if self.answers is None else self.answers(mine)
+        with torch.autocast(
+            self.device.type, torch.float16, enabled=self.half, cache_enabled=False
+        ):
+            return self.objective(images, labels, answers)
 
     def backward(self) -> tuple[Tensor, Tensor]:
         """Gradients of the batch at ``position`` into ``.grad``; returns the two losses."""

@@ -36,6 +36,7 @@ from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
 from unflip.train.runs import leave_nothing_behind, lock, recipe_difference
 from unflip.train.seed import Seed
+from unflip.train.teacher import Teacher, load_teacher
 from unflip.train.turn import take_turn
 from unflip.train.watch import TrainingStopped
 
@@ -46,12 +47,14 @@ LONG_EPOCH_SECONDS = 60.0  # without a checkpoint: then one is written in the mi
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a recipe and a seed, the folder of the recipe's seeds, and what it starts from."""
+    """One run: a recipe and a seed, the folder of the recipe's seeds, and the finished runs that it starts from and
+    learns from."""
 
     recipe: Recipe
     seed: int
     out: Path
     start: Path | None = None
+    teacher: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -68,6 +71,7 @@ class How:
     checkpoint_seconds: float
     quiet: bool
     turn: Path | None
+    evaluate_every: int
 
 
 def train(
@@ -77,21 +81,25 @@ def train(
     *,
     seeds: Sequence[int] = (0,),
     start: Path | None = None,
+    teacher: Path | None = None,
     device: str | None = None,
     eager: bool = False,
     tensorboard: bool = False,
     checkpoint_seconds: float = 20.0,
     quiet: bool = False,
     turn: Path | None = None,
+    evaluate_every: int = 1,
 ) -> list[dict[str, Any]]:
     """Train ``recipe`` on ``data`` for each seed, side by side; returns their results.
 
     A seed that is finished in ``out`` is not run again, one that was interrupted goes on. ``start`` is the
-    run folder of the recipe named by ``recipe.start``. Ctrl-C and SIGTERM save before they stop. ``turn`` is a file
-    that processes sharing a GPU have in common: they compile side by side, and one at a time runs its epochs.
+    run folder of the recipe named by ``recipe.start``, ``teacher`` of the one that ``recipe.distill`` names. Ctrl-C and
+    SIGTERM save before they stop. ``turn`` is a file that processes sharing a GPU have in common: they compile side by
+    side, and one at a time runs its epochs. Accuracy is measured every ``evaluate_every`` epochs and after the last;
+    between, it is null in the metrics.
     """
     return train_together(
-        [Job(recipe, seed, out, start) for seed in seeds],
+        [Job(recipe, seed, out, start, teacher) for seed in seeds],
         data,
         device=device,
         eager=eager,
@@ -99,6 +107,7 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         quiet=quiet,
         turn=turn,
+        evaluate_every=evaluate_every,
     )
 
 
@@ -112,6 +121,7 @@ def train_together(
     checkpoint_seconds: float = 20.0,
     quiet: bool = False,
     turn: Path | None = None,
+    evaluate_every: int = 1,
 ) -> list[dict[str, Any]]:
     """Train several runs side by side, of one recipe or of several that take the same steps.
 
@@ -119,6 +129,8 @@ def train_together(
     """
     _refuse_unequal(jobs)
     check_device(device)
+    if evaluate_every < 1:
+        raise ValueError(f"evaluate_every={evaluate_every} should be at least 1")
     validation = jobs[0].recipe.data.validation
     with distributed.process_group(device) as chosen:
         how = How(
@@ -129,6 +141,7 @@ def train_together(
             checkpoint_seconds,
             quiet or distributed.rank() > 0,
             turn if distributed.rank() == 0 else None,  # the others wait for rank 0
+            evaluate_every,
         )
         return _train_in_group(jobs, data.split(validation) if validation else data, how)
 
@@ -163,8 +176,12 @@ def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[
     folders = [jobs[i].folder for i in waiting] if first else []
     with leave_nothing_behind(folders) as begun, lock(folders):
         groups = distributed.from_rank_0(_side_by_side(jobs, waiting, how.quiet) if first else None)
+        teachers = _teachers([jobs[i] for i in waiting], data, images, how)
         for group, at in groups:
-            runs = [_prepare(jobs[i], data, images, at, how) for i in group]
+            runs = [
+                _prepare(jobs[i], data, images, teachers.get(jobs[i].teacher), at, how)
+                for i in group
+            ]
             if how.tensorboard and first:
                 for run in runs:
                     run.open_tensorboard()
@@ -217,8 +234,36 @@ def _finished(job: Job) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def _teachers(
+    jobs: Sequence[Job], data: ImageSet, images: Images, how: How
+) -> dict[Path | None, Teacher]:
+    """One teacher for all runs that learn from it."""
+    found: dict[Path | None, Teacher] = {}
+    for job in jobs:
+        distill, folder = job.recipe.distill, job.teacher
+        if distill is None:
+            if folder is not None:
+                raise ValueError(
+                    f"recipe {job.recipe.name} has no teacher, but --teacher is {folder}"
+                )
+            continue
+        if folder is None:
+            raise ValueError(
+                f"recipe {job.recipe.name} learns from a run of {distill.teacher}: give --teacher"
+            )
+        if folder not in found:
+            seed = folder / "seed-0" if (folder / "seed-0").is_dir() else folder
+            found[folder] = load_teacher(seed, job.recipe, data, images, how.device)
+    return found
+
+
 def _prepare(
-    job: Job, data: ImageSet, images: Images, at: tuple[int, int] | None, how: How
+    job: Job,
+    data: ImageSet,
+    images: Images,
+    teacher: Teacher | None,
+    at: tuple[int, int] | None,
+    how: How,
 ) -> Seed:
     model = build_model(job.recipe, data, job.seed).to(how.device)
     if distributed.rank() == 0:
@@ -227,7 +272,8 @@ def _prepare(
         saved = {"recipe": job.recipe.plain(), "seed": job.seed}
         data_bytes = json.dumps(saved, indent=1).encode() + b"\n"
         checkpoints.write_atomically(job.folder / "recipe.json", data_bytes)
-    learner = Learner(job.recipe, model, images, how.device)
+    answers = None if teacher is None else teacher.answers
+    learner = Learner(job.recipe, model, images, how.device, answers)
     return Seed(job.recipe, job.seed, job.folder, learner, len(data.classes))
 
 
@@ -329,7 +375,8 @@ def _run(
             if how.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.monotonic() - epoch_began
-            lines = [_end_epoch(run, epoch, seconds) for run in runs]
+            due = (epoch + 1) % how.evaluate_every == 0 or epoch + 1 == epochs
+            lines = [_end_epoch(run, epoch, seconds, due) for run in runs]
             progress.epoch(epoch, lines)
             epoch, step = epoch + 1, 0
             if epoch == epochs or time.monotonic() - saved_at > how.checkpoint_seconds:
@@ -343,9 +390,9 @@ def _run(
     return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
 
 
-def _end_epoch(run: Seed, epoch: int, seconds: float) -> dict[str, Any]:
+def _end_epoch(run: Seed, epoch: int, seconds: float, evaluate: bool) -> dict[str, Any]:
     try:
-        return run.end_epoch(epoch, seconds)
+        return run.end_epoch(epoch, seconds, evaluate)
     except TrainingStopped as stop:
         stop.folder = run.folder  # of those side by side
         raise

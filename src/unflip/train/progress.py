@@ -16,6 +16,7 @@ class Progress:
         self.name, self.epochs, self.quiet = name, epochs, quiet
         self.began = self.printed = time.monotonic()
         self.first_epoch: int | None = None
+        self.accuracy: float | None = None  # as last measured
         self.bar: Any = None
         self.task: Any = None
         if quiet:
@@ -57,7 +58,7 @@ class Progress:
             return
         if self.first_epoch is None:
             self.first_epoch = epoch
-        text = f"{self.name}  epoch {epoch + 1}/{self.epochs}  {_figures(lines)}"
+        text = f"{self.name}  epoch {epoch + 1}/{self.epochs}  {self._figures(lines)}"
         if self.bar:
             self.bar.update(self.task, completed=epoch + 1, description=text)
             return
@@ -69,16 +70,19 @@ class Progress:
             left = (now - self.began) / done * (self.epochs - epoch - 1)
             print(f"{text}  {lines[0]['seconds']:.2f} s/epoch  {left:.0f} s left", flush=True)
 
+    def _figures(self, lines: list[dict[str, Any]]) -> str:
+        def mean(key: str) -> float:
+            return statistics.fmean(line[key] for line in lines)
+
+        if lines[0]["accuracy"] is not None:
+            self.accuracy = mean("accuracy")
+        text = f"loss {mean('loss'):.4f}"
+        if self.accuracy is not None:
+            text += f"  accuracy {self.accuracy:.2f} %"
+        if "flip_rate" in lines[0]:
+            text += f"  flips {mean('flip_rate'):.3%}"
+        return text
+
 
 def _plural(seeds: list[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
-
-
-def _figures(lines: list[dict[str, Any]]) -> str:
-    def mean(key: str) -> float:
-        return statistics.fmean(line[key] for line in lines)
-
-    text = f"loss {mean('loss'):.4f}  accuracy {mean('accuracy'):.2f} %"
-    if "flip_rate" in lines[0]:
-        text += f"  flips {mean('flip_rate'):.3%}"
-    return text

@@ -110,8 +110,16 @@ class WarmStart(_Part):
     agreement: Annotated[float, Field(gt=0.5, le=1)] = 0.9995
 
 
+class Distill(_Part):
+    """Learn from the answers of a finished run of the recipe ``teacher`` too; see ``train/teacher.py``."""
+
+    teacher: str
+    temperature: Positive = 4.0
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.9
+
+
 class Recipe(_Part):
-    """One experiment. See ``docs/recipes.md`` for each field."""
+    """One experiment. See ``docs/training.md`` for each field."""
 
     name: str
     about: str = ""
@@ -120,6 +128,7 @@ class Recipe(_Part):
     method: str | dict[str, Any] = "float"
     start: str | None = None
     warm_start: WarmStart | None = None
+    distill: Distill | None = None
     epochs: Count
     batch_size: Count = 128
     optimizer: Optimizer

@@ -46,11 +46,12 @@ def _describe(folder: Path) -> Run | None:
     epoch, accuracy = 0, None
     for line in reversed(lines):
         try:
-            last = json.loads(line)
-            epoch, accuracy = last["epoch"], last["accuracy"]
-            break
+            values = json.loads(line)
         except ValueError:  # a line cut short by a kill
             continue
+        epoch, accuracy = epoch or values["epoch"], values["accuracy"]
+        if accuracy is not None:  # not measured in every epoch
+            break
     if (folder / "result.json").exists():
         state = "finished"
     else:

@@ -83,10 +83,11 @@ class Seed:
         if lines:
             self.watch.start_loss = json.loads(lines[0])["loss"]
 
-    def end_epoch(self, epoch: int, seconds: float) -> dict[str, Any]:
+    def end_epoch(self, epoch: int, seconds: float, evaluate: bool = True) -> dict[str, Any]:
         """Look at the epoch, write its line, and stop the run if it has gone wrong."""
         learner = self.learner
-        line = {"epoch": epoch + 1, **self._figures(epoch), "seconds": round(seconds, 4)}
+        figures = self._figures(epoch, evaluate)
+        line = {"epoch": epoch + 1, **figures, "seconds": round(seconds, 4)}
         if distributed.rank() == 0:
             _append(self.folder / "metrics.jsonl", line)
             self._to_tensorboard(line)
@@ -121,12 +122,13 @@ class Seed:
             if key == "auxiliary_loss":
                 for layer, loss in value.items():
                     self.board.add_scalar(f"auxiliary_loss/{layer}", loss, line["epoch"])
-            elif key != "epoch":
+            elif key != "epoch" and value is not None:
                 self.board.add_scalar(key, value, line["epoch"])
         self.board.flush()
 
-    def _figures(self, epoch: int) -> dict[str, Any]:
+    def _figures(self, epoch: int, evaluate: bool) -> dict[str, Any]:
         learner = self.learner
+        last = epoch + 1 == self.recipe.epochs
         figures: dict[str, Any] = {
             "loss": distributed.average(learner.loss_sum).item() / learner.steps,
             "auxiliary_loss": dict(
@@ -136,7 +138,7 @@ class Seed:
                     strict=True,
                 )
             ),
-            "accuracy": learner.evaluate(exact=epoch + 1 == self.recipe.epochs),
+            "accuracy": learner.evaluate(exact=last) if evaluate else None,
             "lr": float(learner.optimizers[0].param_groups[-1]["lr"]),
         }
         if self.signs:

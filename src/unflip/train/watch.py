@@ -51,16 +51,18 @@ class Watch:
         return self.recipe.schedule.factor_at(epoch, self.recipe.epochs) >= 0.5
 
     def _no_progress(self, epoch: int, loss: float) -> str | None:
-        """A fine-tuned network starts in a minimum and is shaken out of it: there the bar is guessing."""
+        """A fine-tuned network starts in a minimum and is shaken out of it: there the bar is guessing, which has a
+        known loss unless a teacher is part of it."""
         if self.start_loss is None:
             self.start_loss = loss
-        limit = self.start_loss if self.recipe.start is None else math.log(self.classes)
+        guessing = self.recipe.start is not None and self.recipe.distill is None
+        limit = math.log(self.classes) if guessing else self.start_loss
         warmed_up = epoch >= max(5, self.recipe.epochs // 20)
         if not warmed_up or loss <= limit:
             return None
         return (
             f"epoch {epoch + 1}: the loss is {loss:.4g}, above {limit:.4g}, where it "
-            f"{'started' if self.recipe.start is None else 'would be by guessing'}: the network "
+            f"{'would be by guessing' if guessing else 'started'}: the network "
             f"unlearns. Lower optimizer.lr (now {self.recipe.optimizer.lr})."
         )
 

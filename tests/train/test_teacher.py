@@ -1,0 +1,104 @@
+"""Distillation: the table of a teacher's answers, the loss against its formula, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from unflip.data import ImageSet
+from unflip.train import load_recipe, teacher, train
+from unflip.train.batches import Images
+from unflip.train.learner import Learner, Objective, build_model, divergence
+from unflip.train.recipe import Distill, Recipe
+from unflip.train.teacher import Teacher, load_teacher
+
+CPU = torch.device("cpu")
+SMALL = ["data.validation=1200", "model.width=4", "batch_size=32", "epochs=2"]
+
+
+@pytest.fixture(scope="module")
+def teacher_run(tmp_path_factory: pytest.TempPathFactory, digits: ImageSet) -> Path:
+    out = tmp_path_factory.mktemp("teacher")
+    train(load_recipe("digits-float", SMALL), digits, out, device="cpu", quiet=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def student() -> Recipe:
+    return load_recipe("digits-dorefa", [*SMALL, "distill={teacher: digits-float, weight: 0.5}"])
+
+
+def test_the_table_has_the_answer_to_every_picture(digits: ImageSet) -> None:
+    few = replace(digits.split(1000), crop_padding=1, flip=True)
+    few = replace(few, train_images=few.train_images[:37], train_labels=few.train_labels[:37])
+    images = Images(few, CPU)
+    model = build_model(load_recipe("digits-float", SMALL), few, seed=0).eval()
+    found = Teacher(model, images, CPU)
+    assert found.table.shape == (37, 3, 3, 2, 10)
+    plan = images.epoch_plan(seed=3, epoch=1, batch_size=37)[0]
+    with torch.no_grad():
+        expected = model(images.batch(plan)[0])
+    torch.testing.assert_close(found.answers(plan), expected, rtol=1e-4, atol=1e-5)
+    assert (found.answers(plan) != found.answers(plan.roll(1, 0))).any()
+
+
+def test_the_divergence_is_its_formula() -> None:
+    logits = torch.randn(5, 7, dtype=torch.float64)
+    answers = torch.randn(5, 7, dtype=torch.float64)
+    p, q = (F.softmax(z / 3, 1) for z in (answers, logits))
+    expected = 9 * (p * (p / q).log()).sum(1).mean()
+    torch.testing.assert_close(divergence(logits, answers, 3.0), expected)
+    assert divergence(answers, answers, 3.0).abs() < 1e-12
+
+
+def test_the_loss_is_a_mixture(student: Recipe, digits: ImageSet) -> None:
+    model = build_model(student, digits, seed=0).eval()
+    images, labels = torch.randn(6, 1, 8, 8), torch.arange(6)
+    answers = torch.randn(6, 10)
+    mixed, _ = Objective(model, Distill(teacher="t", temperature=2, weight=0.25))(
+        images, labels, answers
+    )
+    hard, _ = Objective(model)(images, labels)
+    soft = divergence(model(images), answers, 2)
+    torch.testing.assert_close(mixed, 0.75 * hard + 0.25 * soft)
+
+
+def test_a_student_learns_from_its_teacher_and_resumes(
+    teacher_run: Path, student: Recipe, digits: ImageSet, tmp_path: Path
+) -> None:
+    [result] = train(student, digits, tmp_path, teacher=teacher_run, device="cpu", quiet=True)
+    plain = student.model_copy(update={"distill": None, "name": "plain"})
+    [alone] = train(plain, digits, tmp_path / "plain", device="cpu", quiet=True)
+    assert result["loss"] != alone["loss"]
+    again = train(student, digits, tmp_path, device="cpu", quiet=True)
+    assert again == [result], "finished: the teacher is not needed any more"
+
+
+def test_what_is_refused(
+    teacher_run: Path,
+    student: Recipe,
+    digits: ImageSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = student.model_copy(update={"distill": None})
+    with pytest.raises(ValueError, match=r"learns from a run of digits-float: give --teacher"):
+        train(student, digits, tmp_path / "a", device="cpu", quiet=True)
+    with pytest.raises(ValueError, match=r"has no teacher, but --teacher is"):
+        train(plain, digits, tmp_path / "a", teacher=teacher_run, device="cpu", quiet=True)
+    with pytest.raises(ValueError, match=r"is not one\. Run: unflip train digits-float"):
+        train(student, digits, tmp_path / "a", teacher=tmp_path, device="cpu", quiet=True)
+    assert not (tmp_path / "a").exists()
+    images = Images(digits, CPU)
+    more = student.model_copy(update={"data": student.data.model_copy(update={"validation": 0})})
+    with pytest.raises(ValueError, match=r"0 images held out, its teacher .* 1,200 images held"):
+        load_teacher(teacher_run / "seed-0", more, digits, images, CPU)
+    with pytest.raises(ValueError, match="needs its teacher here"):
+        Learner(student, build_model(student, digits, 0), images, CPU)
+    monkeypatch.setattr(teacher, "MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"answers to [\d,]+ images in \d+ crops .* more than"):
+        Teacher(build_model(plain, digits, 0), images, CPU)
