@@ -63,7 +63,7 @@ class Case:
 
     def __init__(self, shape: tuple[int, int, int, int], batch: int, inputs: str) -> None:
         c, o, size, self.stride = shape
-        self.zero_one = inputs == "01"
+        self.zero_one, self.kind = inputs == "01", sign_conv.INPUTS.index(inputs)
         last = {"device": "cuda", "memory_format": torch.channels_last}
         torch.manual_seed(0)
         self.x = torch.randn(batch, c, size, size).half().to(**last)
@@ -82,7 +82,7 @@ class Case:
         self.one = torch.ones((), dtype=torch.float16, device="cuda")
 
     def ours(self) -> dict[str, Callable[[], Tensor]]:
-        ops, rest = torch.ops.unflip, (self.stride, 1, self.zero_one)
+        ops, rest = torch.ops.unflip, (self.stride, 1, self.kind)
         return {
             "fprop": lambda: ops.sign_conv2d(self.x, self.signs, self.halves, *rest),
             "dgrad": lambda: ops.sign_conv2d_dgrad(self.grad, self.x, self.halves, *rest),
@@ -153,7 +153,7 @@ def sweep(cases: dict[str, Case], calls: int) -> None:
         found = []
         for programs in (1, 2, 4, 8, 16):
             sign_conv.PROGRAMS_PER_SM = programs
-            rest = (3, 3, case.stride, 1, case.zero_one)
+            rest = (3, 3, case.stride, 1, case.kind)
             chunks = torch.ops.unflip.sign_conv2d_wgrad(case.grad, case.x, *rest).shape[0]
             found.append(f"{programs}: {microseconds(case.ours()['wgrad'], calls):.1f} [{chunks}]")
         print(f"  {label:18} " + "   ".join(found))

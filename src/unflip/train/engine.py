@@ -146,15 +146,20 @@ def _captured_steps(learners: Sequence[Learner]) -> torch.cuda.CUDAGraph:
 
 
 def fused_sign_convolution(layer: Any, x: Tensor, unit: Tensor) -> Tensor | None:
-    """The product of a binary layer by ``sign_conv``; None where that does not cover the layer."""
-    kind = layer.input_binarizer.fused_as
-    if kind is None or not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros":
+    """The product of a layer with inputs −1, 0 and +1 by ``sign_conv``; None where that does not cover the layer.
+
+    Sign and mask are part of the kernels where those know the binarizer; others binarize before.
+    """
+    if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros":
         return None
     if not sign_conv.supports(
         x.shape, unit.shape, layer.stride, layer.padding, layer.dilation, layer.groups
     ):
         return None
     assert not isinstance(layer.padding, str)  # not supported
+    kind = layer.input_binarizer.fused_as
+    if kind is None:
+        x, kind = layer.input_binarizer(x), "given"
     return sign_conv.sign_conv2d(x.to(torch.float16), unit, layer.stride, layer.padding, kind)
 
 

@@ -26,6 +26,9 @@ are tuned at the first call for every shape and process, which must not be insid
 The sign is taken from the bits, two values at a time: x + 0 is never −0, and its sign bit is put on the float16
 1.0 (0x3C00), or on 0.0 in the padding. A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and passes
 no gradient: a diverging network shows in its loss, not in the output of this convolution.
+
+Methods with another gradient, or with ternary inputs, binarize on their own: with ``inputs="given"`` the values are
+taken as they are, and their gradient is not masked.
 """
 
 # Triton reads the annotations of kernels, and knows no Any: pointers and numbers go without.
@@ -50,6 +53,7 @@ MOST_TERMS = 2048  # every integer up to this is a float16; the next one is not
 MOST_ELEMENTS = 2**31 - 2**20  # offsets are int32, and the last block reaches past the end
 PROGRAMS_PER_SM = 4  # of the sign gradient: more of them are shorter, but leave more partial sums
 MOST_PARTIAL = 2**20  # floats of partial sums (4 MB)
+INPUTS = ("pm1", "01", "given")  # kernels know them by their numbers
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -75,13 +79,14 @@ def sign_conv2d(
     signs: Tensor,
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
-    inputs: Literal["pm1", "01"] = "pm1",
+    inputs: Literal["pm1", "01", "given"] = "pm1",
 ) -> Tensor:
-    """``conv2d(B(x), signs)`` with B(x) = sign(x), or 1[x > 1/2] with ``inputs="01"``; sign(0) = +1.
+    """``conv2d(B(x), signs)`` with B(x) = sign(x), or 1[x > 1/2] with ``inputs="01"``, or x itself, which has to be
+    −1, 0 and +1 then (not checked), with ``inputs="given"``; sign(0) = +1.
 
     ``x`` is float16 (N, C, H, W), real-valued, best in channels_last; ``signs`` is (O, C, kh, kw), exactly ±1
     (not checked), best in float32 and channels_last. The result is float16 and channels_last: whole numbers,
-    exact. The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1]) times that of B(x), in float16; the gradient of the
+    exact. The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1], or 1) times that of B(x), in float16; the gradient of the
     signs has their dtype, so that in float32 it cannot overflow. Gradients of gradients are not defined.
     """
     problem = _obstacle(x.shape, signs.shape, stride, padding)
@@ -89,13 +94,13 @@ def sign_conv2d(
         raise ValueError(f"sign_conv2d: {problem}")
     if x.dtype != torch.float16:
         raise TypeError(f"sign_conv2d: the input is {x.dtype}, which should be torch.float16")
-    if inputs not in ("pm1", "01"):
-        raise ValueError(f"sign_conv2d: inputs={inputs!r} is not 'pm1' or '01'")
+    if inputs not in INPUTS:
+        raise ValueError(f"sign_conv2d: inputs={inputs!r} is not one of {', '.join(INPUTS)}")
     x = x.contiguous(memory_format=torch.channels_last)
     # The op multiplies with these halves and gives its gradient to the signs. Out here, the compiler can make
     # them in the kernel that computes the signs.
     halves = signs.detach().to(torch.float16).contiguous(memory_format=torch.channels_last)
-    return _forward(x, signs, halves, _single(stride), _single(padding), inputs == "01")
+    return _forward(x, signs, halves, _single(stride), _single(padding), INPUTS.index(inputs))
 
 
 def tuned() -> dict[str, dict[tuple[Any, ...], str]]:
@@ -282,9 +287,11 @@ def _chunk_configs() -> list[Any]:
 
 
 @_jit
-def _binary(x, inside, ZERO_ONE: tl.constexpr):
-    """B(x), and 0 outside the image, where x has been read as 0."""
-    if ZERO_ONE:  # above 1/2 the next float16 is 1/2 + 1/2048
+def _binary(x, inside, KIND: tl.constexpr):
+    """B(x), and 0 outside the image, where x has been read as 0. KIND: an index of INPUTS."""
+    if KIND == 2:
+        return x
+    if KIND == 1:  # above 1/2 the next float16 is 1/2 + 1/2048
         zero = tl.zeros((1, 1), tl.float16)
         return tl.minimum(tl.maximum(x * 2048.0 - 1024.0, zero), zero + 1.0)
     bits = (x + 0.0).to(tl.int16, bitcast=True)
@@ -293,9 +300,9 @@ def _binary(x, inside, ZERO_ONE: tl.constexpr):
 
 
 @_jit
-def _passes(x, ZERO_ONE: tl.constexpr):
+def _passes(x, KIND: tl.constexpr):
     """Where the straight-through gradient is 1."""
-    if ZERO_ONE:
+    if KIND == 1:
         return (x >= 0.0) & (x <= 1.0)
     return tl.abs(x) <= 1.0
 
@@ -374,7 +381,7 @@ def _fprop_kernel(
     KW: tl.constexpr,
     STRIDE: tl.constexpr,
     PADDING: tl.constexpr,
-    ZERO_ONE: tl.constexpr,
+    KIND: tl.constexpr,
     PART: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -401,17 +408,17 @@ def _fprop_kernel(
             next_x, next_inside, next_signs = _fprop_load(
                 x_at, top, left, exists, s_at, o, step, H, W, C, O, KH, KW, BLOCK_K
             )
-            total = tl.dot(_binary(x, inside, ZERO_ONE), signs, total)
+            total = tl.dot(_binary(x, inside, KIND), signs, total)
             x = next_x
             inside = next_inside
             signs = next_signs
-        total = tl.dot(_binary(x, inside, ZERO_ONE), signs, total)
+        total = tl.dot(_binary(x, inside, KIND), signs, total)
     else:
         for step in tl.range(STEPS):
             x, inside, signs = _fprop_load(
                 x_at, top, left, exists, s_at, o, step, H, W, C, O, KH, KW, BLOCK_K
             )
-            total = tl.dot(_binary(x, inside, ZERO_ONE), signs, total)
+            total = tl.dot(_binary(x, inside, KIND), signs, total)
     known = exists[:, None] & (o < O)[None, :]
     tl.store(y_ptr + row[:, None] * O + o[None, :], total.to(tl.float16), mask=known)
 
@@ -492,7 +499,7 @@ def _dgrad_kernel(
     KW: tl.constexpr,
     STRIDE: tl.constexpr,
     PADDING: tl.constexpr,
-    ZERO_ONE: tl.constexpr,
+    KIND: tl.constexpr,
     PART: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -530,7 +537,8 @@ def _dgrad_kernel(
         ow = j + (class_w + PADDING) // STRIDE
     known = ((row < pixels) & (ih < H) & (iw < W))[:, None] & (c < C)[None, :]
     at = (((n * H + ih) * W + iw) * C)[:, None] + c[None, :]
-    x = tl.load(x_ptr + at, mask=known, other=0.0)
+    if KIND != 2:
+        x = tl.load(x_ptr + at, mask=known, other=0.0)
     oh = tl.where(row < pixels, oh, -1)  # past the end, no tap leads inside
     g_at = g_ptr + ((n * HO + oh) * WO + ow) * O
     total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
@@ -554,7 +562,9 @@ def _dgrad_kernel(
                 HO, WO, C, O, KH, KW, STRIDE, BLOCK_K,
             )  # fmt: skip
             total = tl.dot(g, signs, total)
-    tl.store(out_ptr + at, tl.where(_passes(x, ZERO_ONE), total, 0.0).to(tl.float16), mask=known)
+    if KIND != 2:
+        total = tl.where(_passes(x, KIND), total, 0.0)
+    tl.store(out_ptr + at, total.to(tl.float16), mask=known)
 
 
 @_tuned(_chunk_configs(), ["images", *SHAPE], _chunk_blocks)
@@ -574,7 +584,7 @@ def _wgrad_kernel(
     KW: tl.constexpr,
     STRIDE: tl.constexpr,
     PADDING: tl.constexpr,
-    ZERO_ONE: tl.constexpr,
+    KIND: tl.constexpr,
     PART: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -617,14 +627,14 @@ def _wgrad_kernel(
                 g_at += tl.where(n < last, HO * WO * O, 0)
                 next_x = tl.load(x_at, mask=inside, other=0.0)
                 next_g = tl.load(g_at, mask=known, other=0.0)
-                total = tl.dot(tl.trans(_binary(x, inside, ZERO_ONE)), g, total)
+                total = tl.dot(tl.trans(_binary(x, inside, KIND)), g, total)
                 x = next_x
                 g = next_g
         else:
             for _ in tl.range(first, last):
                 x = tl.load(x_at, mask=inside, other=0.0)
                 g = tl.load(g_at, mask=known, other=0.0)
-                total = tl.dot(tl.trans(_binary(x, inside, ZERO_ONE)), g, total)
+                total = tl.dot(tl.trans(_binary(x, inside, KIND)), g, total)
                 x_at += H * W * C
                 g_at += HO * WO * O
     at = (chunk * O + o)[None, :] * K + k[:, None]
@@ -677,7 +687,7 @@ def _check(x: Tensor, *others: Tensor) -> None:
 
 
 def _geometry(
-    x: Tensor, weight_shape: Sequence[int], stride: int, padding: int, zero_one: bool
+    x: Tensor, weight_shape: Sequence[int], stride: int, padding: int, kind: int
 ) -> dict[str, Any]:
     o, c, kh, kw = weight_shape
     h, w = x.shape[2:]
@@ -693,7 +703,7 @@ def _geometry(
         "KW": kw,
         "STRIDE": stride,
         "PADDING": padding,
-        "ZERO_ONE": zero_one,
+        "KIND": kind,
     }
 
 
@@ -716,7 +726,7 @@ def _empty_partial(x: Tensor, grad: Tensor, kh: int, kw: int) -> Tensor:
 
 @torch.library.custom_op("unflip::sign_conv2d", mutates_args=())
 def _forward(
-    x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, zero_one: bool
+    x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, kind: int
 ) -> Tensor:
     """``halves`` are the signs to multiply with; ``signs`` only receives the gradient."""
     _check(x, halves)
@@ -730,7 +740,7 @@ def _forward(
             s_ptr=halves,
             y_ptr=y,
             pixels=pixels,
-            **_geometry(x, halves.shape, stride, padding, zero_one),
+            **_geometry(x, halves.shape, stride, padding, kind),
             PART=_part(x.shape[1]),
             BLOCK_O=block_o,
         )
@@ -738,16 +748,12 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, zero_one: bool
-) -> Tensor:
+def _(x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, kind: int) -> Tensor:
     return _empty_output(x, halves.shape, stride, padding)
 
 
 @torch.library.custom_op("unflip::sign_conv2d_dgrad", mutates_args=())
-def _dgrad(
-    grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, zero_one: bool
-) -> Tensor:
+def _dgrad(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, kind: int) -> Tensor:
     """The gradient of x, straight through the sign and clipped."""
     _check(x, grad, halves)
     out = torch.empty_like(x, memory_format=torch.channels_last)
@@ -763,7 +769,7 @@ def _dgrad(
             s_ptr=halves,
             out_ptr=out,
             pixels=pixels,
-            **_geometry(x, halves.shape, stride, padding, zero_one),
+            **_geometry(x, halves.shape, stride, padding, kind),
             PART=_part(halves.shape[0]),
             BLOCK_C=block_c,
         )
@@ -771,13 +777,13 @@ def _dgrad(
 
 
 @_dgrad.register_fake
-def _(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, zero_one: bool) -> Tensor:
+def _(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, kind: int) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
 @torch.library.custom_op("unflip::sign_conv2d_wgrad", mutates_args=())
 def _wgrad(
-    grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, zero_one: bool
+    grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, kind: int
 ) -> Tensor:
     """Partial sums (chunks, O, kh, kw, C) in float32; their sum over chunks is the signs' gradient."""
     _check(x, grad)
@@ -796,7 +802,7 @@ def _wgrad(
             x_ptr=x,
             out_ptr=out,
             images=x.shape[0],
-            **_geometry(x, (o, c, kh, kw), stride, padding, zero_one),
+            **_geometry(x, (o, c, kh, kw), stride, padding, kind),
             PART=part,
             BLOCK_O=block_o,
         )
@@ -804,14 +810,12 @@ def _wgrad(
 
 
 @_wgrad.register_fake
-def _(
-    grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, zero_one: bool
-) -> Tensor:
+def _(grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, kind: int) -> Tensor:
     return _empty_partial(x, grad, kh, kw)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, signs, halves, ctx.stride, ctx.padding, ctx.zero_one = inputs
+    x, signs, halves, ctx.stride, ctx.padding, ctx.kind = inputs
     ctx.signs_dtype = signs.dtype
     ctx.save_for_backward(x, halves)
 
@@ -821,10 +825,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
     grad_x = grad_signs = None
     if ctx.needs_input_grad[0]:
-        grad_x = _dgrad(grad, x, halves, ctx.stride, ctx.padding, ctx.zero_one)
+        grad_x = _dgrad(grad, x, halves, ctx.stride, ctx.padding, ctx.kind)
     if ctx.needs_input_grad[1]:
         kh, kw = halves.shape[2:]
-        partial = _wgrad(grad, x, kh, kw, ctx.stride, ctx.padding, ctx.zero_one)
+        partial = _wgrad(grad, x, kh, kw, ctx.stride, ctx.padding, ctx.kind)
         grad_signs = partial.sum(0).permute(0, 3, 1, 2).to(ctx.signs_dtype)
     return grad_x, grad_signs, None, None, None, None
 
