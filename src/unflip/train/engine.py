@@ -150,6 +150,7 @@ def fused_sign_convolution(layer: Any, x: Tensor, unit: Tensor) -> Tensor | None
 
     Sign and mask are part of the kernels where those know the binarizer; others binarize before.
     """
+    binarizer = layer.input_binarizer
     if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros":
         return None
     if not sign_conv.supports(
@@ -157,9 +158,9 @@ def fused_sign_convolution(layer: Any, x: Tensor, unit: Tensor) -> Tensor | None
     ):
         return None
     assert not isinstance(layer.padding, str)  # not supported
-    kind = layer.input_binarizer.fused_as
+    kind = binarizer.fused_as
     if kind is None:
-        x, kind = layer.input_binarizer(x), "given"
+        x, kind = binarizer(x), "given"
     return sign_conv.sign_conv2d(x.to(torch.float16), unit, layer.stride, layer.padding, kind)
 
 
