@@ -291,6 +291,35 @@ CONTROLS = Experiment(
     reference="lns",
 )
 
+_FORWARD = ("method.loss=forward", "method.rates=estimated")
+
+CORRECTIONS = Experiment(
+    "corrections",
+    "Losses that let a noisy label go",
+    "LNS with other losses for noisy labels than the paper's: forward correction, with one ρ and with ρ(|w|) estimated "
+    "from forks of the baseline; generalised and symmetric cross entropy; label smoothing.",
+    (
+        _BASELINE,
+        _after("finetune", "fine-tuning", FINETUNE),
+        _LNS,
+        _after("forward", "forward correction, ρ = 0.005", LNS, "method.loss=forward"),
+        _after("forward-estimated", "forward correction, ρ(|w|) estimated", LNS, *_FORWARD),
+        _after(
+            "residual-forward",
+            "the same, residual mapping",
+            LNS,
+            *_FORWARD,
+            "method.mapping=residual",
+        ),
+        _after("gce", "generalised cross entropy", LNS, "method.loss=gce"),
+        _after("sce", "symmetric cross entropy", LNS, "method.loss=sce"),
+        _after("smoothing", "label smoothing", LNS, "method.loss=smoothing"),
+        _finetune_with_latent(10),
+        _finetune_with_latent(20),
+    ),
+    reference="finetune",
+)
+
 FAST = "optimizer.latent_lr=1.0"  # ten times the rate of everything else
 DISTILL = "distill={teacher: cifar10-resnet20-teacher}"
 
@@ -327,4 +356,6 @@ BEYOND = Experiment(
     "conv",
 )
 
-EXPERIMENTS = {e.name: e for e in (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS, BEYOND)}
+EXPERIMENTS = {
+    e.name: e for e in (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS, CORRECTIONS, BEYOND)
+}
