@@ -525,6 +525,17 @@ class Builder {
     }
   }
 
+  void max_pool(int x, int kernel, int stride) {
+    Op op;
+    op.kind = OpKind::MaxPool;
+    op.inputs = {x};
+    op.pool.kernel = {kernel, kernel}, op.pool.stride = {stride, stride}, op.pool.padding = {kernel / 2, kernel / 2};
+    const Shape s = shape(x);
+    op.shape = {s.channels, pool_size(s.height, kernel, stride, kernel / 2, false),
+                pool_size(s.width, kernel, stride, kernel / 2, false)};
+    add(op);
+  }
+
   void random_pool(int x) {
     Op op;
     op.kind = r.chance(50) ? OpKind::MaxPool : OpKind::AvgPool;
@@ -836,9 +847,9 @@ bool check_real_shapes(Totals& totals) {
 // Sums that do not fit 16 bits, and padding that must not be written out.
 bool check_extremes(Totals& totals) {
   Random r(8);
-  for (int kind = 0; kind < 3; kind++) {
+  for (int kind = 0; kind < 4; kind++) {
     Builder b(r, kind == 0 ? Shape{7000, 3, 3} : Shape{5, 3, 2});
-    int x = kind == 2 ? 0 : b.quantize(0);
+    int x = kind >= 2 ? 0 : b.quantize(0);
     Builder::ConvOptions o;
     o.filters = 3;
     if (kind > 0) {
@@ -846,7 +857,8 @@ bool check_extremes(Totals& totals) {
       o.stride = {2999, 3999};
       o.kernel = {2, 3};
     }
-    b.add(b.conv_op(x, o, kind != 2));
+    b.add(b.conv_op(x, o, kind < 2));
+    if (kind == 3) b.max_pool(b.last(), 2, 1);
     b.graph.output = b.last();
     if (!check(b.graph, r, totals)) return false;
   }

@@ -1,14 +1,10 @@
 // A tile is six pixels by 16 filters: twelve vectors of sums stay in registers while the windows stream by. The windows are read
 // where they are; a border is first written out in a copy, and where that would be absurdly large, each window is copied.
-//
-// With a pool after it (the stem of a ResNet), a thread makes some rows of the convolution in its scratch, pools them, moves the
-// rows that the next ones need to the front, and goes on: the large image in between never leaves the cache.
 #include "float_conv.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "pool_window.h"
+#include "pooled_rows.h"
 #include "window.h"
 
 namespace unflip {
@@ -32,28 +28,32 @@ std::vector<float> dense_weights(const Convolution& conv) {
   return weight;
 }
 
-constexpr int64_t kRowBytes = 256 << 10;  // of rows kept for a pool, about: a part of a core's cache
-
 class FloatConv : public Task {
  public:
   FloatConv(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
             const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads)
       : window_(op.conv, values[input].shape, op.shape), input_(input), channels_(op.conv.channels),
         groups_(op.conv.groups), group_filters_(op.conv.filters / op.conv.groups), input_stride_(values[input].stride),
-        finisher_(std::move(finisher)), pool_finisher_(std::move(pool_finisher)) {
+        finisher_(std::move(finisher)) {
     pack(op.conv);
     choose_source();
-    if (pool)
-      choose_pool_jobs(*pool, threads);
-    else
+    if (pool) {
+      pooled_ = std::make_unique<PooledRows>(*pool, *finisher_, std::move(pool_finisher), 1, threads);
+      thread_scratch_bytes = round_up(pooled_->bytes(), 64);
+    } else {
       choose_jobs(threads);
+    }
+    if (source_ == Source::CopiedWindows) thread_scratch_bytes += kFloatPixels * depth() * sizeof(float);
   }
 
   void run(const RunContext& context) const override {
     if (source_ == Source::PaddedCopy) copy_padded(context);
-    if (pool_) {
-      pool_finisher_->clear_border(context);
-      parallel(context, pool_cut_.jobs, [&](int job, int thread) { run_pooled(context, job, thread); });
+    if (pooled_) {
+      pooled_->run(context, [&](int thread) {
+        return [this, &context, thread](int y, float* row) {
+          sum_pixels(context, y * window_.out.width, (y + 1) * window_.out.width, 0, finisher_->stride(), row, thread);
+        };
+      });
       return;
     }
     finisher_->clear_border(context);
@@ -121,24 +121,7 @@ class FloatConv : public Task {
       pixel_jobs = threads * kJobsPerThread / block_jobs;
     pixel_cut_ = Cut(pixels, pixel_jobs, kFloatPixels);
     block_cut_ = Cut(groups_ == 1 ? blocks : 1, block_jobs, kFloatBlocks);
-    tile_bytes_ = int64_t{pixel_cut_.size} * finisher_->stride() * sizeof(float);
-    thread_scratch_bytes = finisher_->stores_floats() ? 64 : tile_bytes_;
-    if (source_ == Source::CopiedWindows) thread_scratch_bytes += kFloatPixels * depth() * sizeof(float);
-  }
-
-  // Threads share out the pool's rows; each then goes on by as many as fit its scratch. Where two threads meet, some rows of the
-  // convolution are made twice.
-  void choose_pool_jobs(const Op& pool, int threads) {
-    pool_ = std::make_unique<PoolWindow>(pool, finisher_->shape(), finisher_->stride());
-    const int height = pool_finisher_->shape().height;
-    const int64_t row = int64_t{window_.out.width} * finisher_->stride() * sizeof(float);
-    pool_cut_ = Cut(height, threads > 1 ? 2 * threads : 1, 1);
-    const int64_t fit = (kRowBytes / row - pool.pool.kernel.h) / pool.pool.stride.h + 1;
-    pool_rows_ = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(fit, pool_cut_.size)));
-    buffer_rows_ = (pool_rows_ - 1) * pool.pool.stride.h + pool.pool.kernel.h;
-    thread_scratch_bytes = buffer_rows_ * row;
-    if (!pool_finisher_->stores_floats())
-      thread_scratch_bytes += int64_t{pool_finisher_->shape().width} * finisher_->stride() * sizeof(float);
+    if (!finisher_->stores_floats()) thread_scratch_bytes = int64_t{pixel_cut_.size} * finisher_->stride() * sizeof(float);
   }
 
   void copy_padded(const RunContext& context) const {
@@ -242,43 +225,6 @@ class FloatConv : public Task {
     }
   }
 
-  void run_pooled(const RunContext& context, int job, int thread) const {
-    const int64_t row = int64_t{window_.out.width} * finisher_->stride();
-    float* buffer = reinterpret_cast<float*>(context.scratch_of(thread));
-    int first_row = 0, next_row = 0;  // rows of the convolution that the buffer has: first_row .. next_row - 1
-    for (int y = pool_cut_.first(job); y < pool_cut_.last(job); y += pool_rows_) {
-      const int end = std::min(y + pool_rows_, pool_cut_.last(job));
-      const int from = pool_->rows(y).first, to = pool_->rows(end - 1).last;
-      const int kept = std::max(0, next_row - from);
-      if (kept) std::memmove(buffer, buffer + (from - first_row) * row, kept * row * sizeof(float));
-      first_row = from;
-      for (next_row = from + kept; next_row < to; next_row++)
-        make_row(context, next_row, buffer + (next_row - first_row) * row, thread);
-      for (int i = y; i < end; i++) pool_row(context, buffer, first_row, i);
-    }
-  }
-
-  // One row of the convolution, with its steps (which know no values, so that pixels may be numbered from the row's start).
-  void make_row(const RunContext& context, int y, float* row, int thread) const {
-    sum_pixels(context, y * window_.out.width, (y + 1) * window_.out.width, 0, finisher_->stride(), row, thread);
-    if (!finisher_->has_work()) return;
-    FinishTarget target;
-    target.out = row;
-    context.kernels->finish(finisher_->finish(), target, row, finisher_->stride(), 0, window_.out.width, 0,
-                            finisher_->stride());
-  }
-
-  void pool_row(const RunContext& context, const float* buffer, int first_row, int y) const {
-    const int width = pool_finisher_->shape().width, stride = finisher_->stride(), first = y * width;
-    const FinishTarget target = pool_finisher_->target(context);
-    float* pooled = target.out ? target.out + int64_t{first} * stride
-                               : const_cast<float*>(buffer) + int64_t{buffer_rows_} * window_.out.width * stride;
-    for (int x = 0; x < width; x++)
-      context.kernels->pool(pool_->tile(buffer, first_row, y, x, pooled + int64_t{x} * stride));
-    if (pool_finisher_->has_work())
-      context.kernels->finish(pool_finisher_->finish(), target, pooled, stride, first, first + width, 0, stride);
-  }
-
   void run_grouped(const RunContext& context, int job, int thread) const {
     const int first = pixel_cut_.first(job), last = pixel_cut_.last(job);
     const FinishTarget target = finisher_->target(context);
@@ -319,12 +265,8 @@ class FloatConv : public Task {
   int segment_length_ = 0;
   std::vector<float> weights_;  // [group][block][tap][channel][16 filters]
   Cut pixel_cut_, block_cut_;
-  int64_t tile_bytes_ = 0;
-  std::unique_ptr<Finisher> finisher_, pool_finisher_;
-
-  std::unique_ptr<PoolWindow> pool_;
-  Cut pool_cut_;
-  int pool_rows_ = 0, buffer_rows_ = 0;  // rows pooled at a time, and rows of the convolution these need
+  std::unique_ptr<Finisher> finisher_;
+  std::unique_ptr<PooledRows> pooled_;  // if there is a pool
 };
 
 }  // namespace
@@ -335,7 +277,7 @@ bool pools_rows(const Op& op, const std::vector<Step>& steps, const Op& pool) {
     if (s.kind == StepKind::Add || s.kind == StepKind::Mul) return false;
   // Windows that lie apart or wholly in the padding are left to the general way, and rows too large for the cache.
   if (pool.pool.stride.h > pool.pool.kernel.h || pool.pool.padding.h >= pool.pool.kernel.h) return false;
-  return int64_t{op.shape.width} * padded(op.shape.channels) * 4 * pool.pool.kernel.h <= kRowBytes;
+  return int64_t{op.shape.width} * padded(op.shape.channels) * 4 * pool.pool.kernel.h <= PooledRows::kBytes;
 }
 
 std::unique_ptr<Task> make_float_conv(const Op& op, int input, const std::vector<ValueInfo>& values,
