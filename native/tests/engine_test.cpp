@@ -35,6 +35,7 @@ class Random {
   bool chance(int percent) { return in(1, 100) <= percent; }
   int pick(std::initializer_list<int> list) { return list.begin()[in(0, static_cast<int>(list.size()) - 1)]; }
   float quarter(int most) { return static_cast<float>(in(-4 * most, 4 * most)) / 4; }  // a multiple of 1/4
+  float real() { return static_cast<float>(static_cast<double>(next() >> 11) / (1LL << 52) - 1); }  // -1 .. 1, all digits
   float power() { return static_cast<float>(pick({1, 2, 4})) / 2 * (chance(30) ? -1.f : 1.f); }
 
  private:
@@ -179,6 +180,13 @@ class Reference {
         }
     }
     int digits = std::max(digits_of(conv.weight), std::max(digits_of(conv.scales), digits_of(conv.offset)));
+    if (conv.kernel.h == 7 && conv.stride.h == 2) {  // may be computed as in stem.h, with factors of quarters, 4 inputs and 4 weights
+      digits += 2;
+      double largest = 0;
+      for (int64_t k = 0; k < int64_t{conv.filters} * conv.channels * taps; k++)
+        largest = std::max(largest, std::fabs(weight(conv, static_cast<int>(k / (conv.channels * taps)), k % (conv.channels * taps))));
+      sums = std::max(sums, 100 * conv.channels * 4 * in.largest() * 4 * largest);
+    }
     out.settle(in.exact, in.digits + digits, 4 * sums);
     return out;
   }
@@ -701,6 +709,27 @@ Graph pooled_graph(Random& r) {
   return std::move(b.graph);
 }
 
+// 7 x 7 with stride 2 of an image, and perhaps a pool: borders of any width, tiles that reach beyond the image.
+Graph stem_graph(Random& r) {
+  Builder b(r, {r.pick({1, 2, 3, 3, 3, 4, 5}), r.in(1, 40), r.in(1, 60)});
+  if (r.chance(20)) b.random_rest(0);
+  const int x = b.graph.is_code(b.last()) ? 0 : b.last();
+  Builder::ConvOptions o;
+  o.kernel = {7, 7}, o.stride = {2, 2};
+  o.filters = r.pick({1, 8, 9, 16, 24, 33, 40, 56, 64, 70, 80});
+  o.top = r.in(0, 8), o.left = r.in(0, 8), o.bottom = r.in(0, 8), o.right = r.in(0, 8);
+  if (r.chance(50)) o.top = o.left = o.bottom = o.right = 3;
+  while (Builder::out_size(b.shape(x).height, 7, 2, 1, o.top + o.bottom) < 1) o.bottom++;
+  while (Builder::out_size(b.shape(x).width, 7, 2, 1, o.left + o.right) < 1) o.right++;
+  Op op = b.conv_op(x, o, r.chance(10));
+  b.random_steps(op, 2);
+  b.add(op);
+  if (r.chance(50)) b.random_pool(b.last());
+  if (r.chance(30)) b.quantize(b.last());
+  b.graph.output = b.last();
+  return std::move(b.graph);
+}
+
 // A residual network in small: the fusions that matter.
 Graph residual_graph(Random& r) {
   const int channels = r.pick({8, 16, 32, 64, 72});
@@ -780,8 +809,49 @@ struct Totals {
   int run = 0, dropped = 0, exact = 0;
 };
 
-bool check(const Graph& graph, Random& r, Totals& totals) {
+// A graph of one float convolution, by a chain of multiply-adds in single precision.
+std::vector<float> plain_conv(const Graph& graph, const std::vector<float>& input) {
+  const Convolution& c = graph.ops[0].conv;
+  const Shape in = graph.input, out = graph.ops[0].shape;
+  std::vector<float> sums;
+  for (int o = 0; o < out.channels; o++)
+    for (int y = 0; y < out.height; y++)
+      for (int x = 0; x < out.width; x++) {
+        float sum = 0;
+        for (int t = 0; t < c.kernel.h * c.kernel.w; t++)
+          for (int i = 0; i < in.channels; i++) {
+            const int row = y * c.stride.h - c.top + t / c.kernel.w, column = x * c.stride.w - c.left + t % c.kernel.w;
+            if (row < 0 || column < 0 || row >= in.height || column >= in.width) continue;
+            sum = std::fma(input[(int64_t{i} * in.height + row) * in.width + column],
+                           c.weight[(int64_t{o} * in.channels + i) * c.kernel.h * c.kernel.w + t], sum);
+          }
+        sums.push_back(sum);
+      }
+  return sums;
+}
+
+// What a graph gives on all instruction sets, with one thread and with three. Empty if they differ.
+std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, int batch, Random& r) {
   static ThreadPool pool(3);
+  std::vector<float> first;
+  for (const std::string& isa : all_sets())
+    for (int threads : {1, 3}) {
+      std::unique_ptr<Engine> engine = Engine::create(graph, isa, threads);
+      auto workspace = engine->workspace();
+      std::vector<float> output(graph.shape(graph.output).size() * batch, -77.f);
+      std::vector<double> seconds(graph.ops.size(), 0.0);
+      engine->run(input.data(), output.data(), batch, *workspace, threads > 1 ? &pool : nullptr,
+                  r.chance(30) ? seconds.data() : nullptr);
+      if (first.empty()) first = output;
+      if (std::memcmp(first.data(), output.data(), output.size() * sizeof(float)) != 0) {
+        std::printf("%s with %d threads gives other bits\n%s", isa.c_str(), threads, describe(graph).c_str());
+        return {};
+      }
+    }
+  return first;
+}
+
+bool check(const Graph& graph, Random& r, Totals& totals) {
   const int batch = r.chance(60) ? 1 : r.in(2, 9);
   const int64_t in_size = graph.input.size(), out_size = graph.shape(graph.output).size();
   if (graph.input.size() * batch > 2000000 || out_size * batch > 2000000) return totals.dropped++, true;
@@ -797,31 +867,68 @@ bool check(const Graph& graph, Random& r, Totals& totals) {
   totals.run++;
   totals.exact += expected[0].exact;
 
-  std::vector<float> first;
-  for (const std::string& isa : all_sets())
-    for (int threads : {1, 3}) {
-      std::unique_ptr<Engine> engine = Engine::create(graph, isa, threads);
-      auto workspace = engine->workspace();
-      std::vector<float> output(out_size * batch, -77.f);
-      std::vector<double> seconds(graph.ops.size(), 0.0);
-      engine->run(input.data(), output.data(), batch, *workspace, threads > 1 ? &pool : nullptr,
-                  r.chance(30) ? seconds.data() : nullptr);
-      if (first.empty()) {
-        first = output;
-        for (int i = 0; i < batch; i++) {
-          const double scale = expected[i].largest();
-          for (int64_t k = 0; k < out_size; k++)
-            if (!close(expected[i].x[k], output[i * out_size + k], expected[i].exact, scale)) {
-              std::printf("%s: sample %d element %lld is %.9g, not %.9g\n%s", isa.c_str(), i, static_cast<long long>(k),
-                          output[i * out_size + k], expected[i].x[k], describe(graph).c_str());
-              return false;
-            }
-        }
-      } else if (std::memcmp(first.data(), output.data(), output.size() * sizeof(float)) != 0) {
-        std::printf("%s with %d threads gives other bits\n%s", isa.c_str(), threads, describe(graph).c_str());
+  const std::vector<float> output = run_all(graph, input, batch, r);
+  if (output.empty()) return false;
+  for (int i = 0; i < batch; i++) {
+    const double scale = expected[i].largest();
+    for (int64_t k = 0; k < out_size; k++)
+      if (!close(expected[i].x[k], output[i * out_size + k], expected[i].exact, scale)) {
+        std::printf("sample %d element %lld is %.9g, not %.9g\n%s", i, static_cast<long long>(k), output[i * out_size + k],
+                    expected[i].x[k], describe(graph).c_str());
         return false;
       }
+  }
+  return true;
+}
+
+// The numbers above are so round that sums are exact in any order. Here they are not: all sets must still give the same bits, and
+// these must be as near to the true sums as those of a plain chain of multiply-adds.
+bool check_rounding() {
+  const int shapes[][6] = {{3, 64, 37, 51, 7, 2}, {3, 24, 64, 64, 7, 2}, {1, 16, 30, 29, 7, 2}, {4, 40, 21, 90, 7, 2},
+                           {3, 16, 20, 21, 3, 1}, {24, 40, 9, 10, 1, 1}};
+  Random r(9);
+  for (const auto& s : shapes) {
+    Builder b(r, {s[0], s[2], s[3]});
+    Builder::ConvOptions o;
+    o.filters = s[1], o.kernel = {s[4], s[4]}, o.stride = {s[5], s[5]};
+    o.top = o.left = o.bottom = o.right = s[4] / 2;
+    b.add(b.conv_op(0, o, false));
+    b.graph.output = b.last();
+    for (float& w : b.graph.ops[0].conv.weight) w = r.real();
+    std::vector<float> input(b.graph.input.size());
+    for (float& x : input) x = r.real();
+    const std::vector<float> output = run_all(b.graph, input, 1, r);
+    if (output.empty()) return false;
+    const Tensor expected = Reference(b.graph, input.data()).output();
+    const std::vector<float> plain = plain_conv(b.graph, input);
+    double error = 0, plain_error = 0;
+    for (size_t i = 0; i < output.size(); i++) {
+      error += std::pow(output[i] - expected.x[i], 2);
+      plain_error += std::pow(plain[i] - expected.x[i], 2);
     }
+    if (std::sqrt(error) > 1.2 * std::sqrt(plain_error)) {
+      std::printf("errors are %.2f times those of a plain sum\n%s", std::sqrt(error / plain_error), describe(b.graph).c_str());
+      return false;
+    }
+  }
+  return true;
+}
+
+// All widths and heights of a stem's last tile, by all remainders of its filters.
+bool check_stem_sizes(Totals& totals) {
+  Random r(10);
+  const int filters[] = {8, 16, 24, 40, 64, 72};
+  for (int size = 1; size <= 30; size++) {
+    Builder b(r, {3, 2 * ((size * 7) % 11 + 1), 2 * size - size % 2});
+    Builder::ConvOptions o;
+    o.filters = filters[size % 6];
+    o.kernel = {7, 7}, o.stride = {2, 2};
+    o.top = o.left = o.bottom = o.right = 3;
+    b.add(b.conv_op(0, o, false));
+    if (size % 3) b.max_pool(b.last(), 3, 2);
+    b.graph.output = b.last();
+    if (!check(b.graph, r, totals)) return false;
+  }
   return true;
 }
 
@@ -870,14 +977,15 @@ bool check_extremes(Totals& totals) {
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400, first = argc > 2 ? std::atoi(argv[2]) : 0;
   Totals totals;
-  if (!check_real_shapes(totals) || !check_extremes(totals)) return 1;
+  if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_stem_sizes(totals)) return 1;
   for (int i = first; i < first + cases; i++) {
     Random r(static_cast<uint64_t>(i) + 1000);
-    const int kind = r.in(0, 10);
+    const int kind = r.in(0, 11);
     const Graph graph = kind < 4   ? binary_conv_graph(r)
                         : kind < 6 ? float_conv_graph(r)
                         : kind < 7 ? pooled_graph(r)
                         : kind < 8 ? residual_graph(r)
+                        : kind < 9 ? stem_graph(r)
                                    : mixed_graph(r);
     if (!check(graph, r, totals)) {
       std::printf("case %d\n", i);

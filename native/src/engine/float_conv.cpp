@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "pooled_rows.h"
+#include "stem_conv.h"
 #include "window.h"
 
 namespace unflip {
@@ -283,6 +284,8 @@ bool pools_rows(const Op& op, const std::vector<Step>& steps, const Op& pool) {
 std::unique_ptr<Task> make_float_conv(const Op& op, int input, const std::vector<ValueInfo>& values,
                                       std::unique_ptr<Finisher> finisher, const Op* pool,
                                       std::unique_ptr<Finisher> pool_finisher, int threads) {
+  if (is_stem(op))
+    return make_stem_conv(op, dense_weights(op.conv), input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
   return std::make_unique<FloatConv>(op, input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
 }
 

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "finish.h"
+#include "stem.h"
 
 namespace unflip {
 namespace {
@@ -27,6 +28,7 @@ struct Wide {
   static Wide fused(Wide a, Wide b, Wide c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   Wide operator+(Wide o) const { return {_mm256_add_ps(x, o.x)}; }
+  Wide operator-(Wide o) const { return {_mm256_sub_ps(x, o.x)}; }
   Wide operator*(Wide o) const { return {_mm256_mul_ps(x, o.x)}; }
   Wide operator/(Wide o) const { return {_mm256_div_ps(x, o.x)}; }
   static Wide larger(Wide a, Wide b) { return {_mm256_max_ps(a.x, b.x)}; }
@@ -211,7 +213,7 @@ void interleave3(const float* from, int64_t plane, int64_t count, float* to) {
 }
 
 constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const LookUpTile&)) {
-  Kernels kernels = {name,        finish<Wide>,      finish_counts<Wide>, pool<Wide>, float_tile,
+  Kernels kernels = {name,        finish<Wide>,      finish_counts<Wide>, pool<Wide>, float_tile, stem_tile<Wide, 2>, stem_lines<Wide>,
                      differences, avx2_pair_numbers, look_up_tile,        true};
   kernels.interleave3 = interleave3;
   return kernels;

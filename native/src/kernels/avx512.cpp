@@ -9,6 +9,7 @@
 
 #include "avx2.h"
 #include "finish.h"
+#include "stem.h"
 
 namespace unflip {
 namespace {
@@ -64,6 +65,7 @@ struct Wide16 {
   static Wide16 fused(Wide16 a, Wide16 b, Wide16 c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
   void store(float* p) const { _mm512_storeu_ps(p, x); }
   Wide16 operator+(Wide16 o) const { return {_mm512_add_ps(x, o.x)}; }
+  Wide16 operator-(Wide16 o) const { return {_mm512_sub_ps(x, o.x)}; }
   Wide16 operator*(Wide16 o) const { return {_mm512_mul_ps(x, o.x)}; }
   Wide16 operator/(Wide16 o) const { return {_mm512_div_ps(x, o.x)}; }
   static Wide16 larger(Wide16 a, Wide16 b) { return {_mm512_max_ps(a.x, b.x)}; }
@@ -133,6 +135,15 @@ void any_float_tile(const FloatTile& t) {
   }
 }
 
+void any_stem_tile(const StemTile& t) {
+  switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
+    case 1: return stem_tile<Wide16, 1>(t);
+    case 2: return stem_tile<Wide16, 2>(t);
+    case 3: return stem_tile<Wide16, 3>(t);
+    default: return stem_tile<Wide16, 4>(t);
+  }
+}
+
 // 16 values of each of three channels to three vectors: 16 lanes of a and b, then every third lane from c.
 //
 //     a0 b0 c0 a1 b1 c1 a2 b2 c2 a3 b3 c3 a4 b4 c4 a5 | b5 c5 a6 b6 ... a10 b10 | c10 a11 b11 c11 ... c15
@@ -187,6 +198,8 @@ constexpr Kernels kAvx512 = {"avx512",
                              finish_counts<Wide16>,
                              pool<Wide16>,
                              any_float_tile,
+                             any_stem_tile,
+                             stem_lines<Wide16>,
                              differences,
                              avx2_pair_numbers,  // not used: popcount goes before look-up
                              avx2_look_up_tile,

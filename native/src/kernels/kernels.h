@@ -103,6 +103,23 @@ struct FloatTile {
   float* out[kFloatPixels] = {};
 };
 
+// ------------------------------------------------------------------------------- float convolution, 7 x 7 with stride 2
+// See stem.h for the idea, a picture, and the order of operations.
+constexpr int kStemTiles = 6;   // tiles of two by two outputs, at most
+constexpr int kStemTerms = 10;  // for two outputs next to each other
+constexpr int kStemRows = 9;    // of the input, for a tile
+
+struct StemTile {
+  const float* lines[kStemTerms] = {};  // of a row of tiles
+  int channels = 0;
+  int first = 0, tiles = 0;             // 1 .. 6 tiles of that row
+  const float* weights = nullptr;       // of the first block
+  int filters = 0;                      // multiple of 8; at most Kernels::float_filters
+  float* out[2] = {};                   // upper and lower row of the image; null: the image ends with the upper one
+  int width = 0;                        // of the image: a tile may reach beyond it
+  int64_t out_stride = 0;               // floats from one pixel to the next
+};
+
 // ------------------------------------------------------------------------------------------- binary convolution by look-up
 // See look_up.h for the idea and a picture.
 constexpr int kLookUpPairs = 8;  // at most
@@ -157,6 +174,11 @@ struct Kernels {
   void (*pool)(const PoolTile&);
 
   void (*float_tile)(const FloatTile&);
+  void (*stem_tile)(const StemTile&);
+
+  // The lines of a row of tiles, from those of nine rows of the input; `count` floats, or up to 15 more. The first and the second
+  // of them are input lines, the others are written to `to`, each `step` floats after the one before.
+  void (*stem_lines)(const float* const* rows, int64_t count, float* to, int64_t step);
 
   // out[f] = in how many bits window and weights[f] differ, f = 0 .. filters - 1.
   void (*differences)(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out);
@@ -170,7 +192,7 @@ struct Kernels {
   void (*copy_windows)(const WindowCopy&) = nullptr;
   void (*popcount_tile)(const PopcountTile&) = nullptr;
 
-  int float_filters = kFloatBlock;  // of a float tile with several pixels: up to four blocks
+  int float_filters = kFloatBlock;  // of a float tile with several pixels and of a stem's tile: up to four blocks
 
   // to[3 * i + c] = from[c * plane + i], i = 0 .. count - 1; if null, the engine does it.
   void (*interleave3)(const float* from, int64_t plane, int64_t count, float* to) = nullptr;

@@ -9,6 +9,7 @@
 
 #include "finish.h"
 #include "look_up.h"
+#include "stem.h"
 
 namespace unflip {
 namespace {
@@ -36,6 +37,7 @@ struct Double {
     vst1q_f32(p + 4, b);
   }
   Double operator+(Double o) const { return {vaddq_f32(a, o.a), vaddq_f32(b, o.b)}; }
+  Double operator-(Double o) const { return {vsubq_f32(a, o.a), vsubq_f32(b, o.b)}; }
   Double operator*(Double o) const { return {vmulq_f32(a, o.a), vmulq_f32(b, o.b)}; }
   Double operator/(Double o) const { return {vdivq_f32(a, o.a), vdivq_f32(b, o.b)}; }
   static Double larger(Double x, Double y) { return choose(above(x, y), x, y); }
@@ -238,7 +240,7 @@ void look_up_tile(const LookUpTile& t) {
   LookUp<16>::tile(t);
 }
 
-constexpr Kernels kNeon = {"neon",      finish<Double>, finish_counts<Double>, pool<Double>, float_tile,
+constexpr Kernels kNeon = {"neon",      finish<Double>, finish_counts<Double>, pool<Double>, float_tile, stem_tile<Double, 2>, stem_lines<Double>,
                            differences, pair_numbers,   look_up_tile,          true};
 
 }  // namespace

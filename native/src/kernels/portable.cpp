@@ -4,6 +4,7 @@
 #include "finish.h"
 #include "look_up.h"
 #include "popcount.h"
+#include "stem.h"
 
 namespace unflip {
 namespace {
@@ -40,6 +41,11 @@ struct Plain {
   Plain operator+(const Plain& o) const {
     Plain r;
     for (int i = 0; i < kLanes; i++) r.x[i] = x[i] + o.x[i];
+    return r;
+  }
+  Plain operator-(const Plain& o) const {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = x[i] - o.x[i];
     return r;
   }
   Plain operator*(const Plain& o) const {
@@ -102,6 +108,43 @@ void float_tile(const FloatTile& t) {
     }
 }
 
+// One tile and filter of stem.h.
+struct PlainStem {
+  const StemTile& t;
+  int64_t tile;    // where it is in a line
+  const float* w;  // moves on
+
+  float sum(int kind, int column_kind, float from) {
+    for (int line = stem_first(kind); line < stem_first(kind) + stem_terms(kind); line++) {
+      const float* in = t.lines[line] + tile + stem_first(column_kind) * t.channels;
+      for (int k = 0; k < stem_terms(column_kind) * t.channels; k++, w += kFloatBlock) from = std::fma(in[k], *w, from);
+    }
+    return from;
+  }
+
+  // The left and the right output's.
+  void sums(int kind, float* z) {
+    const float q = sum(kind, kStemQ, 0), r = sum(kind, kStemR, 0);
+    z[0] = sum(kind, kStemP, q + r);
+    z[1] = sum(kind, kStemS, q - r);
+  }
+};
+
+void plain_stem_tile(const StemTile& t) {
+  for (int i = t.first; i < t.first + t.tiles; i++)
+    for (int f = 0; f < t.filters; f++) {
+      PlainStem stem{t, int64_t{i} * kStemTerms * t.channels,
+                     t.weights + f / kFloatBlock * stem_block(t.channels) + f % kFloatBlock};
+      float z[kStemKinds][2];
+      for (int kind = 0; kind < kStemKinds; kind++) stem.sums(kind, z[kind]);
+      for (int side = 0; side < 2 && 2 * i + side < t.width; side++) {
+        const int64_t at = (2 * i + side) * t.out_stride + f;
+        t.out[0][at] = (z[kStemQ][side] + z[kStemR][side]) + z[kStemP][side];
+        if (t.out[1]) t.out[1][at] = (z[kStemQ][side] - z[kStemR][side]) + z[kStemS][side];
+      }
+    }
+}
+
 int population(uint64_t x) {
   x -= x >> 1 & 0x5555555555555555;
   x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
@@ -118,8 +161,9 @@ void differences(const uint64_t* window, const uint64_t* weights, int words, int
 }
 
 constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
-  return {name,       finish<Plain>,      finish_counts<Plain>, pool<Plain>,   float_tile,
-          differences, pair_numbers_plain, look_up_tile_plain,   prefer_look_up};
+  return {name,        finish<Plain>,     finish_counts<Plain>, pool<Plain>,        float_tile,
+          plain_stem_tile, stem_lines<Plain>, differences,          pair_numbers_plain, look_up_tile_plain,
+          prefer_look_up};
 }
 
 constexpr Kernels kPortable = make_kernels("portable", false);

@@ -1,0 +1,236 @@
+// A thread makes one row of tiles after another, two rows of the image each. For that it needs nine rows of the input; it has them as
+// lines (their columns' terms) in a ring, where the next row of tiles finds five of them again, and makes of them the ten lines of
+// the rows' terms. All of this is additions of one float to another, the same however many are taken at a time.
+#include "stem_conv.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../kernels/stem.h"
+#include "pooled_rows.h"
+#include "window.h"
+
+namespace unflip {
+namespace {
+
+constexpr int kTaps = 7;
+constexpr int kMostChannels = 4;
+constexpr int64_t kMostLineBytes = 64 << 10;    // of one line
+
+int tiles_of(int outputs) { return (outputs + 1) / 2; }
+
+int64_t line_floats(const Op& op) { return int64_t{tiles_of(op.shape.width)} * kStemTerms * op.conv.channels; }
+
+// Four floats at a time; what is beyond the channels is written over by the next term.
+typedef float Four __attribute__((vector_size(16)));
+
+inline Four load(const float* from) {
+  Four v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline void store(float* to, Four v) { std::memcpy(to, &v, sizeof v); }
+
+// The left factors of all columns' terms. row: the input with its border, four columns a tile.
+void transform_columns(const float* row, int tiles, int channels, float* line) {
+  for (int i = 0; i < tiles; i++, row += 4 * channels, line += kStemTerms * channels) {
+    auto even = [=](int k) { return load(row + 2 * k * channels); };
+    auto odd = [=](int k) { return load(row + (2 * k + 1) * channels); };
+    float* to = line;
+    auto put = [&](Four v) { store(to, v), to += channels; };
+    put(even(1)), put(even(3)), put(odd(1) + odd(2));
+    put(odd(2) - odd(1));
+    put(even(0) - even(1)), put(even(2) - even(3)), put(odd(0) - odd(2));
+    put(even(2) - even(1)), put(even(4) - even(3)), put(odd(3) - odd(1));
+  }
+}
+
+// The right factors of the terms of one filter's seven taps, each `step` from the one before.
+void transform_filter(const double* w, int step, double* to) {
+  const double a0 = w[0], b0 = w[step], a1 = w[2 * step], b1 = w[3 * step], a2 = w[4 * step], b2 = w[5 * step], a3 = w[6 * step];
+  const double terms[kStemTerms] = {a0 + a1, a2 + a3, (b0 + b1 + b2) / 2, (b0 - b1 + b2) / 2, a0, a2, b0, a1, a3, b2};
+  std::copy(terms, terms + kStemTerms, to);
+}
+
+class StemConv : public Task {
+ public:
+  StemConv(const Op& op, const std::vector<float>& weight, int input, const std::vector<ValueInfo>& values,
+           std::unique_ptr<Finisher> finisher, const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads)
+      : window_(op.conv, values[input].shape, op.shape), input_(input), channels_(op.conv.channels),
+        input_stride_(values[input].stride), tiles_(tiles_of(op.shape.width)), line_(line_floats(op)),
+        finisher_(std::move(finisher)) {
+    pack(op.conv, weight);
+    if (pool) {
+      pooled_ = std::make_unique<PooledRows>(*pool, *finisher_, std::move(pool_finisher), 2, threads);
+      lines_at_ = round_up(pooled_->bytes(), 64);
+    } else {
+      cut_ = Cut(tiles_of(window_.out.height), threads > 1 ? threads * kJobsPerThread : 1, 1);
+      if (!finisher_->stores_floats()) lines_at_ = 2 * row_floats() * sizeof(float);
+    }
+    line_step_ = round_up(line_ + 16, 16);  // vectors go on beyond the end
+    padded_floats_ = round_up((4 * tiles_ + kStemRows - 4) * channels_ + kLanes, 16);
+    thread_scratch_bytes = lines_at_ + (line_step_ * (kStemRows + kStemTerms) + padded_floats_) *
+                                           static_cast<int64_t>(sizeof(float));
+  }
+
+  void run(const RunContext& context) const override {
+    if (pooled_) {
+      pooled_->run(context, [&](int thread) {
+        return [this, &context, lines = lines_of(context, thread)](int y, float* rows) mutable { make_rows(context, lines, y, rows); };
+      });
+      return;
+    }
+    finisher_->clear_border(context);
+    const FinishTarget target = finisher_->target(context);
+    parallel(context, cut_.jobs, [&](int job, int thread) {
+      Lines lines = lines_of(context, thread);
+      for (int tile = cut_.first(job); tile < cut_.last(job); tile++) {
+        const int first = 2 * tile * window_.out.width, last = std::min(first + 2 * window_.out.width, finisher_->pixels());
+        float* sums = target.out ? target.out + int64_t{first} * finisher_->stride()
+                                 : reinterpret_cast<float*>(context.scratch_of(thread));
+        make_rows(context, lines, 2 * tile, sums);
+        if (finisher_->has_work())
+          context.kernels->finish(finisher_->finish(), target, sums, finisher_->stride(), first, last, 0, finisher_->stride());
+      }
+    });
+  }
+
+ private:
+  // What a thread has while it makes rows of tiles, one after another.
+  struct Lines {
+    float* ring = nullptr;    // of input row r with its border: r % 9
+    float* terms = nullptr;   // of the rows
+    float* padded = nullptr;  // an input row with its border
+    int next = 0;             // input rows before this one are in the ring
+  };
+
+  int64_t row_floats() const { return int64_t{window_.out.width} * finisher_->stride(); }
+
+  Lines lines_of(const RunContext& context, int thread) const {
+    Lines lines;
+    lines.ring = reinterpret_cast<float*>(context.scratch_of(thread) + lines_at_);
+    lines.terms = lines.ring + kStemRows * line_step_;
+    lines.padded = lines.terms + kStemTerms * line_step_;
+    return lines;
+  }
+
+  // Filters are transformed in double precision and rounded once.
+  void pack(const Convolution& conv, const std::vector<float>& weight) {
+    const int blocks = (conv.filters + kFloatBlock - 1) / kFloatBlock;
+    weights_.assign(blocks * stem_block(channels_), 0.f);
+    std::vector<double> terms(int64_t{kStemTerms} * kStemTerms * channels_);
+    for (int o = 0; o < conv.filters; o++) {
+      for (int c = 0; c < channels_; c++)
+        transform(&weight[(int64_t{o} * channels_ + c) * kTaps * kTaps], &terms[int64_t{c} * kStemTerms * kStemTerms]);
+      pack_filter(terms, &weights_[o / kFloatBlock * stem_block(channels_) + o % kFloatBlock]);
+    }
+  }
+
+  // One filter's channel: [term of the rows][term of the columns].
+  static void transform(const float* weight, double* terms) {
+    double taps[kTaps * kTaps], columns[kTaps * kStemTerms];
+    std::copy(weight, weight + kTaps * kTaps, taps);
+    for (int r = 0; r < kTaps; r++) transform_filter(taps + r * kTaps, 1, columns + r * kStemTerms);
+    for (int t = 0; t < kStemTerms; t++) {
+      double rows[kStemTerms];
+      transform_filter(columns + t, kStemTerms, rows);
+      for (int u = 0; u < kStemTerms; u++) terms[u * kStemTerms + t] = rows[u];
+    }
+  }
+
+  void pack_filter(const std::vector<double>& terms, float* to) const {
+    for (int kind = 0; kind < kStemKinds; kind++)
+      for (int column_kind = 0; column_kind < kStemKinds; column_kind++)
+        for (int u = 0; u < stem_terms(kind); u++)
+          for (int t = 0; t < stem_terms(column_kind); t++)
+            for (int c = 0; c < channels_; c++, to += kFloatBlock)
+              *to = static_cast<float>(
+                  terms[(c * kStemTerms + stem_first(kind) + u) * kStemTerms + stem_first(column_kind) + t]);
+  }
+
+  // Rows y and y + 1 (y is even), the second only if it is in the image.
+  void make_rows(const RunContext& context, Lines& lines, int y, float* rows) const {
+    const int first = 2 * y;
+    for (int r = std::max(first, lines.next); r < first + kStemRows; r++) make_line(context.values[input_], lines, r);
+    lines.next = first + kStemRows;
+    StemTile tile;
+    aim(context, lines, first, tile);
+    tile.width = window_.out.width;
+    tile.out_stride = finisher_->stride();
+    const bool two = y + 1 < window_.out.height;
+    const int calls = (tiles_ + kStemTiles - 1) / kStemTiles, step = context.kernels->float_filters;
+    for (int f = 0; f < finisher_->stride(); f += step) {
+      tile.weights = &weights_[f / kFloatBlock * stem_block(channels_)];
+      tile.filters = std::min(step, finisher_->stride() - f);
+      tile.out[0] = rows + f;
+      tile.out[1] = two ? rows + row_floats() + f : nullptr;
+      for (int i = 0; i < calls; i++) {  // tiles shared out equally: few at a time are slow
+        tile.first = tiles_ * i / calls;
+        tile.tiles = tiles_ * (i + 1) / calls - tile.first;
+        context.kernels->stem_tile(tile);
+      }
+    }
+  }
+
+  // Makes the lines of a tile of the nine from input row `first` on.
+  void aim(const RunContext& context, const Lines& lines, int first, StemTile& tile) const {
+    const float* rows[kStemRows];
+    for (int i = 0; i < kStemRows; i++) rows[i] = lines.ring + (first + i) % kStemRows * line_step_;
+    context.kernels->stem_lines(rows, line_, lines.terms, line_step_);
+    tile.channels = channels_;
+    tile.lines[0] = rows[2];
+    tile.lines[1] = rows[6];
+    for (int i = 2; i < kStemTerms; i++) tile.lines[i] = lines.terms + (i - 2) * line_step_;
+  }
+
+  // The line of row r of the input with its border.
+  void make_line(const float* in, const Lines& lines, int r) const {
+    float* line = lines.ring + r % kStemRows * line_step_;
+    const int y = r - window_.top, width = window_.in.width;
+    if (y < 0 || y >= window_.in.height) {
+      std::fill(line, line + line_, 0.f);
+      return;
+    }
+    const float* from = in + int64_t{y} * width * input_stride_;
+    const int columns = 4 * tiles_ + kStemRows - 4;
+    const int left = std::min(window_.left, columns), right = std::min(columns, left + width);
+    float* to = lines.padded;
+    std::fill(to, to + left * channels_, 0.f);
+    if (input_stride_ == channels_)
+      std::copy(from, from + (right - left) * channels_, to + left * channels_);
+    else
+      for (int x = left; x < right; x++)
+        std::copy(from + (x - left) * input_stride_, from + (x - left) * input_stride_ + channels_, to + x * channels_);
+    std::fill(to + right * channels_, to + padded_floats_, 0.f);
+    transform_columns(to, tiles_, channels_, line);
+  }
+
+  Window window_;
+  int input_, channels_, input_stride_;
+  int tiles_;      // of a row
+  int64_t line_;   // floats of a line
+  std::unique_ptr<Finisher> finisher_;
+  std::vector<float> weights_;  // [block of 16 filters], each as in stem.h
+  std::unique_ptr<PooledRows> pooled_;  // if there is a pool
+  Cut cut_;                             // else: rows of tiles
+  int64_t lines_at_ = 0;                // bytes, in a thread's scratch
+  int64_t line_step_ = 0, padded_floats_ = 0;
+};
+
+}  // namespace
+
+bool is_stem(const Op& op) {
+  const Convolution& c = op.conv;
+  return c.kernel.h == kTaps && c.kernel.w == kTaps && c.stride.h == 2 && c.stride.w == 2 && c.dilation.h == 1 &&
+         c.dilation.w == 1 && c.groups == 1 && c.channels <= kMostChannels &&
+         line_floats(op) * static_cast<int64_t>(sizeof(float)) <= kMostLineBytes;
+}
+
+std::unique_ptr<Task> make_stem_conv(const Op& op, const std::vector<float>& weight, int input,
+                                     const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher, const Op* pool,
+                                     std::unique_ptr<Finisher> pool_finisher, int threads) {
+  return std::make_unique<StemConv>(op, weight, input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
+}
+
+}  // namespace unflip
