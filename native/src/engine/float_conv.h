@@ -1,4 +1,4 @@
-// Convolution of floats with float weights (or with binary weights written out as floats).
+// Convolution of floats with float weights (or with binary weights written out as floats). Some go the way of stem_conv.h.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// A float convolution with a pool after it (the stem of a ResNet): a thread makes some rows of the convolution in its scratch, pools
-// them, moves the rows that the next ones need to the front, and goes on. The large image in between never leaves the cache.
+// A float convolution with a pool after it (the stem of a ResNet): a thread makes some rows of the convolution in its scratch,
+// pools them, moves the rows that the next ones need to the front, and goes on. The large image in between never leaves the cache.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ class PooledRows {
 
   int64_t bytes() const { return bytes_; }  // of a thread's scratch, from its start on
 
-  // start(thread) is called for each job; what it returns makes rows: make(y, row) makes rows y .. y + grain - 1 of the convolution,
+  // start(thread) is called for each job; what it returns is called as make(y, row), for rows y .. y + grain - 1 of the convolution
   // without its steps.
   template <class Start>
   void run(const RunContext& context, const Start& start) const {

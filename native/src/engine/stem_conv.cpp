@@ -1,6 +1,6 @@
-// A thread makes one row of tiles after another, two rows of the image each. For that it needs nine rows of the input; it has them as
-// lines (their columns' terms) in a ring, where the next row of tiles finds five of them again, and makes of them the ten lines of
-// the rows' terms. All of this is additions of one float to another, the same however many are taken at a time.
+// A thread makes one row of tiles after another, two rows of the image each. For that it needs nine rows of the input; it has them
+// as lines (their columns' terms) in a ring, where the next row of tiles finds five of them again, and makes of them the ten lines
+// of the rows' terms. All of this adds one float to another: the bits are the same however many are taken at a time.
 #include "stem_conv.h"
 
 #include <algorithm>
@@ -13,9 +13,8 @@
 namespace unflip {
 namespace {
 
-constexpr int kTaps = 7;
-constexpr int kMostChannels = 4;
-constexpr int64_t kMostLineBytes = 64 << 10;    // of one line
+constexpr int kTaps = 7, kMostChannels = 4;
+constexpr int64_t kMostLineBytes = 64 << 10;  // of one line; a thread has nineteen
 
 int tiles_of(int outputs) { return (outputs + 1) / 2; }
 
@@ -77,7 +76,9 @@ class StemConv : public Task {
   void run(const RunContext& context) const override {
     if (pooled_) {
       pooled_->run(context, [&](int thread) {
-        return [this, &context, lines = lines_of(context, thread)](int y, float* rows) mutable { make_rows(context, lines, y, rows); };
+        return [this, &context, lines = lines_of(context, thread)](int y, float* rows) mutable {
+          make_rows(context, lines, y, rows);
+        };
       });
       return;
     }
@@ -99,7 +100,7 @@ class StemConv : public Task {
  private:
   // What a thread has while it makes rows of tiles, one after another.
   struct Lines {
-    float* ring = nullptr;    // of input row r with its border: r % 9
+    float* ring = nullptr;    // the line of input row r, counted with the border, is the r % 9-th
     float* terms = nullptr;   // of the rows
     float* padded = nullptr;  // an input row with its border
     int next = 0;             // input rows before this one are in the ring

@@ -8,8 +8,8 @@
 
 namespace unflip {
 
-// Whether a convolution goes this way. It depends on nothing but shapes, so that all instruction sets agree: 7 x 7 with stride 2 of up
-// to four channels, in one group, without dilation, and not so wide that what is kept of a row leaves the cache.
+// Whether a float convolution goes this way. That depends on nothing but shapes, so that all instruction sets agree: 7 x 7 with
+// stride 2 of up to four channels, in one group, without dilation, and not so wide that what is kept of a row leaves the cache.
 bool is_stem(const Op& op);
 
 // weight: filters x channels x 7 x 7. pool and its finisher may be null, as in float_conv.h.

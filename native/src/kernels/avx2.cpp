@@ -213,8 +213,17 @@ void interleave3(const float* from, int64_t plane, int64_t count, float* to) {
 }
 
 constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const LookUpTile&)) {
-  Kernels kernels = {name,        finish<Wide>,      finish_counts<Wide>, pool<Wide>, float_tile, stem_tile<Wide, 2>, stem_lines<Wide>,
-                     differences, avx2_pair_numbers, look_up_tile,        true};
+  Kernels kernels = {name,
+                     finish<Wide>,
+                     finish_counts<Wide>,
+                     pool<Wide>,
+                     float_tile,
+                     stem_tile<Wide, 2>,
+                     stem_lines<Wide>,
+                     differences,
+                     avx2_pair_numbers,
+                     look_up_tile,
+                     true};
   kernels.interleave3 = interleave3;
   return kernels;
 }

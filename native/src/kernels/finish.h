@@ -1,9 +1,9 @@
 // The steps after a sum, written once over a vector type V of 8 or 16 floats that each instruction set defines:
 //
 //   V::kWidth, V::Bits, V::Eight       8 or 16; as many bits; a type of 8 floats (V itself, or for what 16 leave over)
-//   V::load(p) V::store(p) V::set(x)   a + b, a * b, a / b
+//   V::load(p) V::store(p) V::set(x)   a + b, a - b, a * b, a / b
 //   V::from_counts(p)                  uint16 to floats
-//   V::fused(a, b, c)                  a * b + c; only where that is exact
+//   V::fused(a, b, c)                  a * b + c; here only where that is exact
 //   V::above(a, b), V::at_least(a, b)  masks, false where either is NaN
 //   V::choose(mask, a, b)              a where the mask is set, else b
 //   V::larger(a, b)                    a > b ? a : b

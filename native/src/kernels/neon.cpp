@@ -240,8 +240,17 @@ void look_up_tile(const LookUpTile& t) {
   LookUp<16>::tile(t);
 }
 
-constexpr Kernels kNeon = {"neon",      finish<Double>, finish_counts<Double>, pool<Double>, float_tile, stem_tile<Double, 2>, stem_lines<Double>,
-                           differences, pair_numbers,   look_up_tile,          true};
+constexpr Kernels kNeon = {"neon",
+                           finish<Double>,
+                           finish_counts<Double>,
+                           pool<Double>,
+                           float_tile,
+                           stem_tile<Double, 2>,
+                           stem_lines<Double>,
+                           differences,
+                           pair_numbers,
+                           look_up_tile,
+                           true};
 
 }  // namespace
 

@@ -161,8 +161,16 @@ void differences(const uint64_t* window, const uint64_t* weights, int words, int
 }
 
 constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
-  return {name,        finish<Plain>,     finish_counts<Plain>, pool<Plain>,        float_tile,
-          plain_stem_tile, stem_lines<Plain>, differences,          pair_numbers_plain, look_up_tile_plain,
+  return {name,
+          finish<Plain>,
+          finish_counts<Plain>,
+          pool<Plain>,
+          float_tile,
+          plain_stem_tile,
+          stem_lines<Plain>,
+          differences,
+          pair_numbers_plain,
+          look_up_tile_plain,
           prefer_look_up};
 }
 

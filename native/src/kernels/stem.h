@@ -18,8 +18,9 @@
 //     y0 = (q + r) + p        y1 = (q - r) + s        10 products for 14
 //
 // The same from row to row, on what came of the columns: 100 products for the 196 of a tile of two by two outputs. Sums and
-// differences of inputs serve all filters, those of a filter are made once. Nothing is multiplied by more than one and the chains
-// of additions are shorter than a plain sum's: results are as near to the true ones as its results, on photographs nearer.
+// differences of inputs serve all filters, those of a filter are made once. Larger outputs would take still fewer products, but
+// with factors other than 1 and 1/2, whose rounding errors grow; here they are those of a plain sum (on photographs three quarters
+// of them: the chains of additions are shorter), so the signs behind a stem are as safe as they were.
 //
 // A *line* has, for each tile of a row of tiles, the left factors of the columns' terms: q, r, p, s; of a term the channels. Ten
 // lines, left factors of the rows' terms in the same order, are what a row of tiles is made of:
@@ -53,7 +54,8 @@ constexpr int stem_first(int kind) { return kind == kStemQ ? 0 : stem_first(kind
 // Weights of a block.
 constexpr int64_t stem_block(int channels) { return int64_t{kStemTerms} * kStemTerms * channels * kFloatBlock; }
 
-// A tile with vectors V (see finish.h): Tiles of two by two outputs by N vectors of filters, whose sums are in registers.
+// A tile with vectors V (see finish.h; V::fused has to round once): Tiles of two by two outputs by N vectors of filters, whose sums
+// are in registers.
 template <class V, int Tiles, int N>
 class StemSums {
  public:
@@ -101,7 +103,7 @@ class StemSums {
 
   static constexpr int place(int tile, int c) { return tile * kFilters + c; }
 
-  // What is in memory is not to be kept in registers too.
+  // What was stored is read again: the compiler would rather keep it in registers, of which there are none left.
   static UNFLIP_INLINE void forget(float* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
   static UNFLIP_INLINE void clear(All& sums) {
