@@ -33,8 +33,8 @@ class PooledRows {
 
   int64_t bytes() const { return bytes_; }  // of a thread's scratch, from its start on
 
-  // start(thread) is called for each job; what it returns is called as make(y, row), for rows y .. y + grain - 1 of the convolution
-  // without its steps.
+  // start(thread) is called for each job; what it returns is called as make(y, row) for rows y .. y + grain - 1 of the
+  // convolution, without its steps.
   template <class Start>
   void run(const RunContext& context, const Start& start) const {
     finisher_->clear_border(context);

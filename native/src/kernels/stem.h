@@ -54,8 +54,8 @@ constexpr int stem_first(int kind) { return kind == kStemQ ? 0 : stem_first(kind
 // Weights of a block.
 constexpr int64_t stem_block(int channels) { return int64_t{kStemTerms} * kStemTerms * channels * kFloatBlock; }
 
-// A tile with vectors V (see finish.h; V::fused has to round once): Tiles of two by two outputs by N vectors of filters, whose sums
-// are in registers.
+// A tile with vectors V (see finish.h; V::fused has to round once): Tiles of two by two outputs by N vectors of filters, whose
+// sums are in registers.
 template <class V, int Tiles, int N>
 class StemSums {
  public:
