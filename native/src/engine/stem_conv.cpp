@@ -14,7 +14,8 @@ namespace unflip {
 namespace {
 
 constexpr int kTaps = 7, kMostChannels = 4;
-constexpr int64_t kMostLineBytes = 64 << 10;  // of one line; a thread has nineteen
+constexpr int kNewLines = kStemTerms - 2;     // two of the rows' terms are lines of the input
+constexpr int64_t kMostLineBytes = 64 << 10;  // of one line; a thread has seventeen
 
 int tiles_of(int outputs) { return (outputs + 1) / 2; }
 
@@ -69,7 +70,7 @@ class StemConv : public Task {
     }
     line_step_ = round_up(line_ + 16, 16);  // vectors go on beyond the end
     padded_floats_ = round_up((4 * tiles_ + kStemRows - 4) * channels_ + kLanes, 16);
-    thread_scratch_bytes = lines_at_ + (line_step_ * (kStemRows + kStemTerms) + padded_floats_) *
+    thread_scratch_bytes = lines_at_ + (line_step_ * (kStemRows + kNewLines) + padded_floats_) *
                                            static_cast<int64_t>(sizeof(float));
   }
 
@@ -83,17 +84,9 @@ class StemConv : public Task {
       return;
     }
     finisher_->clear_border(context);
-    const FinishTarget target = finisher_->target(context);
     parallel(context, cut_.jobs, [&](int job, int thread) {
       Lines lines = lines_of(context, thread);
-      for (int tile = cut_.first(job); tile < cut_.last(job); tile++) {
-        const int first = 2 * tile * window_.out.width, last = std::min(first + 2 * window_.out.width, finisher_->pixels());
-        float* sums = target.out ? target.out + int64_t{first} * finisher_->stride()
-                                 : reinterpret_cast<float*>(context.scratch_of(thread));
-        make_rows(context, lines, 2 * tile, sums);
-        if (finisher_->has_work())
-          context.kernels->finish(finisher_->finish(), target, sums, finisher_->stride(), first, last, 0, finisher_->stride());
-      }
+      for (int i = cut_.first(job); i < cut_.last(job); i++) run_tiles(context, lines, i, thread);
     });
   }
 
@@ -112,8 +105,19 @@ class StemConv : public Task {
     Lines lines;
     lines.ring = reinterpret_cast<float*>(context.scratch_of(thread) + lines_at_);
     lines.terms = lines.ring + kStemRows * line_step_;
-    lines.padded = lines.terms + kStemTerms * line_step_;
+    lines.padded = lines.terms + kNewLines * line_step_;
     return lines;
+  }
+
+  // A row of tiles, finished.
+  void run_tiles(const RunContext& context, Lines& lines, int row, int thread) const {
+    const FinishTarget target = finisher_->target(context);
+    const int width = window_.out.width, stride = finisher_->stride();
+    const int first = 2 * row * width, last = std::min(first + 2 * width, finisher_->pixels());
+    float* sums = target.out ? target.out + int64_t{first} * stride : reinterpret_cast<float*>(context.scratch_of(thread));
+    make_rows(context, lines, 2 * row, sums);
+    if (finisher_->has_work())
+      context.kernels->finish(finisher_->finish(), target, sums, stride, first, last, 0, stride);
   }
 
   // Filters are transformed in double precision and rounded once.
@@ -182,7 +186,7 @@ class StemConv : public Task {
     tile.channels = channels_;
     tile.lines[0] = rows[2];
     tile.lines[1] = rows[6];
-    for (int i = 2; i < kStemTerms; i++) tile.lines[i] = lines.terms + (i - 2) * line_step_;
+    for (int i = 0; i < kNewLines; i++) tile.lines[2 + i] = lines.terms + i * line_step_;
   }
 
   // The line of row r of the input with its border.
