@@ -271,7 +271,11 @@ std::vector<std::string> instruction_sets() {
 }
 
 std::unique_ptr<Engine> Engine::create(Graph graph, const std::string& isa, int threads) {
-  return std::make_unique<EngineImpl>(std::move(graph), *find_kernels(isa), threads);
+  return create(std::move(graph), *find_kernels(isa), threads);
+}
+
+std::unique_ptr<Engine> Engine::create(Graph graph, const Kernels& kernels, int threads) {
+  return std::make_unique<EngineImpl>(std::move(graph), kernels, threads);
 }
 
 }  // namespace unflip

@@ -10,6 +10,7 @@
 namespace unflip {
 
 class ThreadPool;
+struct Kernels;
 
 // Instruction sets whose kernels this build has and this CPU can run, best first; "portable" is always there.
 std::vector<std::string> instruction_sets();
@@ -24,6 +25,8 @@ class Engine {
  public:
   // isa: a name from instruction_sets(), or empty for the first of them. Throws std::runtime_error.
   static std::unique_ptr<Engine> create(Graph graph, const std::string& isa, int threads);
+  // For benchmarks: with these kernels, which have to live as long.
+  static std::unique_ptr<Engine> create(Graph graph, const Kernels& kernels, int threads);
   virtual ~Engine() = default;
 
   virtual std::unique_ptr<Workspace> workspace() const = 0;
