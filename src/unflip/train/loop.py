@@ -253,6 +253,8 @@ def _teachers(
             )
         if folder not in found:
             seed = folder / "seed-0" if (folder / "seed-0").is_dir() else folder
+            if not how.quiet:
+                print(f"asking the teacher in {seed} about every crop and flip", flush=True)
             found[folder] = load_teacher(seed, job.recipe, data, images, how.device)
     return found
 

@@ -5,8 +5,8 @@ Hinton et al., *Distilling the Knowledge in a Neural Network*, 2015, arXiv:1503.
     L = (1 − λ) · CE(z, y) + λ · T² · KL(softmax(t / T) ‖ softmax(z / T)),   z the student's logits, t the teacher's
 
 A picture is an image, a crop and a flip, so there are finitely many: 162 of an image for crops of 4 pixels' padding.
-The table of all answers (CIFAR-10: 0.16 GB in float16) takes a fraction of a minute on a GPU, and then a teacher
-costs nothing in a step, whatever its size.
+The table of all answers (CIFAR-10: 0.16 GB in float16) is made before the first step; in a step a teacher costs no
+more than reading it, whatever the teacher's size.
 """
 
 from __future__ import annotations
