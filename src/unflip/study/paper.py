@@ -1,4 +1,4 @@
-"""The experiments of the LNS paper on CIFAR-10, and the controls it lacks.
+"""The experiments of the LNS paper on CIFAR-10, the controls it lacks, and what goes beyond it.
 
 *Training Binary Neural Networks through Learning with Noisy Supervision*, Han et al., ICML 2020, arXiv:2010.04871.
 What the paper leaves open is answered by the recipes; see ``docs/lns.md``.
