@@ -146,18 +146,18 @@ class Network {
     return add(op);
   }
 
-  int conv(int x, int filters, int kernel, int stride, bool binary, std::vector<Step> steps) {
+  int conv(int x, int filters, int kernel, int stride, bool binary, std::vector<Step> steps, int groups = 1) {
     Op op;
     op.kind = OpKind::Conv;
     op.inputs = {x};
     const Shape in = graph.shape(x);
     Convolution& c = op.conv;
-    c.filters = filters, c.channels = in.channels;
+    c.filters = filters, c.channels = in.channels / groups, c.groups = groups;
     c.kernel = {kernel, kernel}, c.stride = {stride, stride};
     c.top = c.left = c.bottom = c.right = kernel / 2;
     op.shape = {filters, (in.height + 2 * (kernel / 2) - kernel) / stride + 1,
                 (in.width + 2 * (kernel / 2) - kernel) / stride + 1};
-    const int64_t count = int64_t{filters} * in.channels * kernel * kernel;
+    const int64_t count = int64_t{filters} * c.channels * kernel * kernel;
     if (binary) {
       c.bases = 1;
       for (int64_t i = 0; i < (count + 7) / 8; i++) c.bits.push_back(static_cast<uint8_t>(uniform() * 127 + 128));
@@ -306,16 +306,18 @@ void layers(Timer& timer, const std::string& isa, double peak) {
                 alone_rate / peak);
   }
   std::printf("float convolution, one thread\n");
-  const int floats[][5] = {{3, 64, 224, 7, 2}, {64, 128, 28, 1, 1}, {128, 256, 14, 1, 1}, {256, 512, 7, 1, 1},
-                           {512, 1000, 1, 1, 1}, {3, 16, 32, 3, 1}};
+  const int floats[][6] = {{3, 64, 224, 7, 2, 1},   {64, 128, 28, 1, 1, 1}, {128, 256, 14, 1, 1, 1}, {256, 512, 7, 1, 1, 1},
+                           {512, 1000, 1, 1, 1, 1}, {3, 16, 32, 3, 1, 1},   {64, 64, 56, 3, 1, 64},  {128, 128, 56, 3, 2, 128},
+                           {256, 256, 14, 5, 1, 256}};
   for (const auto& s : floats) {
     Network n({s[0], s[2], s[2]});
-    n.conv(0, s[1], s[3], s[4], false, {n.norm(s[1])});
+    n.conv(0, s[1], s[3], s[4], false, {n.norm(s[1])}, s[5]);
     Running running(n.graph, isa, 1, 1);
     const Timer::Result r = timer.measure([&] { return running.run_op(0); });
     const double rate = n.float_macs / r.seconds * 1e-9;
-    std::printf("  %3d -> %4d at %3d, %dx%d / %d: %s%7.1f us %6.1f GMAC/s %4.0f %% of peak (best %5.1f)\n", s[0], s[1], s[2],
-                s[3], s[3], s[4], mark(r), r.seconds * 1e6, rate, 100 * rate / peak, n.float_macs / r.best * 1e-9);
+    std::printf("  %3d -> %4d at %3d, %dx%d / %d%s: %s%7.1f us %6.1f GMAC/s %4.0f %% of peak (best %5.1f)\n", s[0], s[1], s[2],
+                s[3], s[3], s[4], s[5] > 1 ? " depthwise" : "", mark(r), r.seconds * 1e6, rate, 100 * rate / peak,
+                n.float_macs / r.best * 1e-9);
   }
 }
 
