@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "depthwise_conv.h"
 #include "pooled_rows.h"
 #include "stem_conv.h"
 #include "window.h"
@@ -273,7 +274,7 @@ class FloatConv : public Task {
 }  // namespace
 
 bool pools_rows(const Op& op, const std::vector<Step>& steps, const Op& pool) {
-  if (op.conv.groups != 1 || op.shape.width == 1) return false;
+  if ((op.conv.groups != 1 && !is_depthwise(op)) || op.shape.width == 1) return false;
   for (const Step& s : steps)
     if (s.kind == StepKind::Add || s.kind == StepKind::Mul) return false;
   // Windows that lie apart or wholly in the padding are left to the general way, and rows too large for the cache.
@@ -286,6 +287,9 @@ std::unique_ptr<Task> make_float_conv(const Op& op, int input, const std::vector
                                       std::unique_ptr<Finisher> pool_finisher, int threads) {
   if (is_stem(op))
     return make_stem_conv(op, dense_weights(op.conv), input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
+  if (is_depthwise(op))
+    return make_depthwise_conv(op, dense_weights(op.conv), input, values, std::move(finisher), pool, std::move(pool_finisher),
+                               threads);
   return std::make_unique<FloatConv>(op, input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
 }
 

@@ -1,4 +1,5 @@
-// Convolution of floats with float weights (or with binary weights written out as floats). Some go the way of stem_conv.h.
+// Convolution of floats with float weights (or with binary weights written out as floats). Some go the ways of stem_conv.h
+// and depthwise_conv.h.
 #pragma once
 
 #include <memory>

@@ -4,6 +4,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "depthwise.h"
 #include "finish.h"
 #include "stem.h"
 
@@ -220,6 +221,7 @@ constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const Look
                      float_tile,
                      stem_tile<Wide, 2>,
                      stem_lines<Wide>,
+                     depthwise_tile<Wide, 2>,
                      differences,
                      avx2_pair_numbers,
                      look_up_tile,

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "avx2.h"
+#include "depthwise.h"
 #include "finish.h"
 #include "stem.h"
 
@@ -200,6 +201,7 @@ constexpr Kernels kAvx512 = {"avx512",
                              any_float_tile,
                              any_stem_tile,
                              stem_lines<Wide16>,
+                             depthwise_tile<Wide16, 2>,
                              differences,
                              avx2_pair_numbers,  // not used: popcount goes before look-up
                              avx2_look_up_tile,

@@ -120,6 +120,19 @@ struct StemTile {
   int64_t out_stride = 0;               // floats from one pixel to the next
 };
 
+// ------------------------------------------------------------------------------------- float convolution, channel by channel
+// See depthwise.h for a picture. out[pixel][channel] = the sum over the taps of input * weight, by fused multiply-add in the order
+// of the taps, from 0.
+struct DepthwiseTile {
+  const float* const* taps = nullptr;  // where each tap of the first pixel is
+  int tap_count = 0;
+  int64_t pixel_step = 0;              // floats from a tap of one pixel to that of the next
+  int pixels = 0;                      // any number
+  const float* weights = nullptr;      // [tap][channels]
+  int channels = 0;                    // multiple of 8
+  float* out = nullptr;                // [pixel][channels]
+};
+
 // ------------------------------------------------------------------------------------------- binary convolution by look-up
 // See look_up.h for the idea and a picture.
 constexpr int kLookUpPairs = 8;  // at most
@@ -179,6 +192,8 @@ struct Kernels {
   // The lines of a row of tiles, from those of nine rows of the input; `count` floats, or up to 15 more. The first and the second
   // of them are input lines, the others are written to `to`, each `step` floats after the one before.
   void (*stem_lines)(const float* const* rows, int64_t count, float* to, int64_t step);
+
+  void (*depthwise_tile)(const DepthwiseTile&);
 
   // out[f] = in how many bits window and weights[f] differ, f = 0 .. filters - 1.
   void (*differences)(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out);

@@ -7,6 +7,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+#include "depthwise.h"
 #include "finish.h"
 #include "look_up.h"
 #include "stem.h"
@@ -247,6 +248,7 @@ constexpr Kernels kNeon = {"neon",
                            float_tile,
                            stem_tile<Double, 2>,
                            stem_lines<Double>,
+                           depthwise_tile<Double, 2>,
                            differences,
                            pair_numbers,
                            look_up_tile,

@@ -145,6 +145,16 @@ void plain_stem_tile(const StemTile& t) {
     }
 }
 
+void depthwise_tile(const DepthwiseTile& t) {
+  for (int p = 0; p < t.pixels; p++)
+    for (int c = 0; c < t.channels; c++) {
+      float sum = 0;
+      for (int k = 0; k < t.tap_count; k++)
+        sum = std::fma(t.taps[k][p * t.pixel_step + c], t.weights[int64_t{k} * t.channels + c], sum);
+      t.out[int64_t{p} * t.channels + c] = sum;
+    }
+}
+
 int population(uint64_t x) {
   x -= x >> 1 & 0x5555555555555555;
   x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
@@ -168,6 +178,7 @@ constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
           float_tile,
           plain_stem_tile,
           stem_lines<Plain>,
+          depthwise_tile,
           differences,
           pair_numbers_plain,
           look_up_tile_plain,

@@ -1,0 +1,128 @@
+// A row of the image at a time, read where the input is. Pixels whose windows lie inside the image from left to right go together,
+// the others one by one. Taps outside the image are zeros and take part in the sum (an infinite weight makes NaN of them, and -0 + 0
+// is 0, as in a convolution of the padded image), but the border is never written out: such a tap points at a row of zeros.
+#include "depthwise_conv.h"
+
+#include "pooled_rows.h"
+#include "window.h"
+
+namespace unflip {
+namespace {
+
+class DepthwiseConv : public Task {
+ public:
+  DepthwiseConv(const Op& op, const std::vector<float>& weight, int input, const std::vector<ValueInfo>& values,
+                std::unique_ptr<Finisher> finisher, const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads)
+      : window_(op.conv, values[input].shape, op.shape), input_(input), input_stride_(values[input].stride),
+        finisher_(std::move(finisher)) {
+    pack(weight);
+    find_inside();
+    if (pool) {
+      pooled_ = std::make_unique<PooledRows>(*pool, *finisher_, std::move(pool_finisher), 1, threads);
+      taps_at_ = round_up(pooled_->bytes(), 64);
+    } else {
+      cut_ = Cut(window_.out.height, threads > 1 ? threads * kJobsPerThread : 1, 1);
+      if (!finisher_->stores_floats()) taps_at_ = round_up(row_floats() * sizeof(float), 64);
+    }
+    thread_scratch_bytes = taps_at_ + taps() * static_cast<int64_t>(sizeof(const float*));
+  }
+
+  void run(const RunContext& context) const override {
+    if (pooled_) {
+      pooled_->run(context, [&](int thread) {
+        return [this, &context, thread](int y, float* row) { make_row(context, y, row, thread); };
+      });
+      return;
+    }
+    finisher_->clear_border(context);
+    parallel(context, cut_.jobs, [&](int job, int thread) {
+      for (int y = cut_.first(job); y < cut_.last(job); y++) run_row(context, y, thread);
+    });
+  }
+
+ private:
+  int taps() const { return window_.kernel.h * window_.kernel.w; }
+  int64_t row_floats() const { return int64_t{window_.out.width} * finisher_->stride(); }
+  int64_t pixel_step() const { return int64_t{window_.stride.w} * input_stride_; }
+
+  void pack(const std::vector<float>& weight) {
+    const int channels = finisher_->stride();
+    weights_.assign(int64_t{taps()} * channels, 0.f);
+    for (int c = 0; c < window_.out.channels; c++)
+      for (int t = 0; t < taps(); t++) weights_[int64_t{t} * channels + c] = weight[int64_t{c} * taps() + t];
+  }
+
+  void find_inside() {
+    const Taps all{0, window_.kernel.w};
+    while (inside_ < window_.out.width && !(window_.column_taps(inside_) == all)) inside_++;
+    inside_end_ = inside_;
+    while (inside_end_ < window_.out.width && window_.column_taps(inside_end_) == all) inside_end_++;
+    zeros_.assign(std::max(0, inside_end_ - inside_ - 1) * pixel_step() + finisher_->stride(), 0.f);
+  }
+
+  void run_row(const RunContext& context, int y, int thread) const {
+    const FinishTarget target = finisher_->target(context);
+    const int stride = finisher_->stride(), first = y * window_.out.width;
+    float* sums = target.out ? target.out + int64_t{first} * stride : reinterpret_cast<float*>(context.scratch_of(thread));
+    make_row(context, y, sums, thread);
+    if (finisher_->has_work())
+      context.kernels->finish(finisher_->finish(), target, sums, stride, first, first + window_.out.width, 0, stride);
+  }
+
+  void make_row(const RunContext& context, int y, float* row, int thread) const {
+    for (int x = 0; x < inside_; x++) make_pixels(context, y, x, 1, row, thread);
+    if (inside_ < inside_end_) make_pixels(context, y, inside_, inside_end_ - inside_, row, thread);
+    for (int x = inside_end_; x < window_.out.width; x++) make_pixels(context, y, x, 1, row, thread);
+  }
+
+  // One pixel, or several that are inside from left to right.
+  void make_pixels(const RunContext& context, int y, int x, int count, float* row, int thread) const {
+    const float** taps_of = reinterpret_cast<const float**>(context.scratch_of(thread) + taps_at_);
+    aim(context.values[input_], y, x, taps_of);
+    DepthwiseTile tile;
+    tile.taps = taps_of;
+    tile.tap_count = taps();
+    tile.pixel_step = pixel_step();
+    tile.pixels = count;
+    tile.weights = weights_.data();
+    tile.channels = finisher_->stride();
+    tile.out = row + int64_t{x} * tile.channels;
+    context.kernels->depthwise_tile(tile);
+  }
+
+  void aim(const float* in, int y, int x, const float** to) const {
+    const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
+    for (int r = 0; r < window_.kernel.h; r++)
+      for (int c = 0; c < window_.kernel.w; c++) {
+        const bool inside = r >= rows.first && r < rows.last && c >= columns.first && c < columns.last;
+        const int64_t row = window_.row(y) + int64_t{r} * window_.dilation.h;
+        const int64_t column = window_.column(x) + int64_t{c} * window_.dilation.w;
+        *to++ = inside ? in + (row * window_.in.width + column) * input_stride_ : zeros_.data();
+      }
+  }
+
+  Window window_;
+  int input_, input_stride_;
+  std::unique_ptr<Finisher> finisher_;
+  std::vector<float> weights_;           // [tap][channel]
+  int inside_ = 0, inside_end_ = 0;      // columns whose windows lie inside the image from left to right
+  std::vector<float> zeros_;             // for as many pixels as go together
+  std::unique_ptr<PooledRows> pooled_;   // if there is a pool
+  Cut cut_;                              // else: rows
+  int64_t taps_at_ = 0;                  // bytes, in a thread's scratch
+};
+
+}  // namespace
+
+bool is_depthwise(const Op& op) {
+  const Convolution& c = op.conv;
+  return c.groups > 1 && c.channels == 1 && c.filters == c.groups;
+}
+
+std::unique_ptr<Task> make_depthwise_conv(const Op& op, const std::vector<float>& weight, int input,
+                                          const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                                          const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads) {
+  return std::make_unique<DepthwiseConv>(op, weight, input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
+}
+
+}  // namespace unflip
