@@ -734,6 +734,45 @@ Graph stem_graph(Random& r) {
   return std::move(b.graph);
 }
 
+// One filter for each channel of value x: windows that lie apart, or that no image reaches into from both sides.
+Op depthwise_op(Builder& b, int x) {
+  Random& r = b.r;
+  const Shape s = b.shape(x);
+  Builder::ConvOptions o;
+  o.filters = o.groups = s.channels;
+  o.kernel = {r.in(1, 6), r.in(1, 6)}, o.stride = {r.in(1, 3), r.in(1, 3)};
+  if (r.chance(50)) o.kernel = {3, 3}, o.stride = {1, 1};
+  if (r.chance(10)) o.stride = {r.in(1, 9), r.in(1, 9)};
+  if (r.chance(30)) o.dilation = {r.in(1, 3), r.in(1, 3)};
+  const int most = r.pick({0, 1, 1, 3, 3, 12});
+  o.top = r.in(0, most), o.left = r.in(0, most), o.bottom = r.in(0, most), o.right = r.in(0, most);
+  while (Builder::out_size(s.height, o.kernel.h, o.stride.h, o.dilation.h, o.top + o.bottom) < 1) o.bottom++;
+  while (Builder::out_size(s.width, o.kernel.w, o.stride.w, o.dilation.w, o.left + o.right) < 1) o.right++;
+  return b.conv_op(x, o, r.chance(20));
+}
+
+// One or two of them: the second reads a value whose channels are padded.
+Graph depthwise_graph(Random& r) {
+  Builder b(r, {r.chance(80) ? r.in(1, 40) : random_channels(r), random_side(r), r.chance(50) ? r.in(1, 30) : random_side(r)});
+  if (r.chance(50)) b.add(depthwise_op(b, 0));
+  Op op = depthwise_op(b, b.last());
+  if (r.chance(30)) {
+    Step norm;
+    norm.kind = StepKind::Affine;
+    norm.scale = b.vector(op.shape.channels, true), norm.shift = b.vector(op.shape.channels, false);
+    op.steps.push_back(norm);
+  }
+  b.random_steps(op, 3);
+  b.add(op);
+  if (r.chance(30)) b.random_pool(b.last());
+  if (r.chance(40)) {
+    int code = b.quantize(b.last());
+    if (r.chance(70)) b.add(b.conv_op(code, b.random_conv(code, 20), true));
+  }
+  b.graph.output = b.last();
+  return std::move(b.graph);
+}
+
 // A residual network in small: the fusions that matter.
 Graph residual_graph(Random& r) {
   const int channels = r.pick({8, 16, 32, 64, 72});
@@ -813,21 +852,24 @@ struct Totals {
   int run = 0, dropped = 0, exact = 0;
 };
 
-// A graph of one float convolution, by a chain of multiply-adds in single precision.
+// A graph of one float convolution, by a chain of multiply-adds in single precision; the border is of zeros like any others.
 std::vector<float> plain_conv(const Graph& graph, const std::vector<float>& input) {
   const Convolution& c = graph.ops[0].conv;
   const Shape in = graph.input, out = graph.ops[0].shape;
+  const int taps = c.kernel.h * c.kernel.w;
   std::vector<float> sums;
   for (int o = 0; o < out.channels; o++)
     for (int y = 0; y < out.height; y++)
       for (int x = 0; x < out.width; x++) {
         float sum = 0;
-        for (int t = 0; t < c.kernel.h * c.kernel.w; t++)
-          for (int i = 0; i < in.channels; i++) {
-            const int row = y * c.stride.h - c.top + t / c.kernel.w, column = x * c.stride.w - c.left + t % c.kernel.w;
-            if (row < 0 || column < 0 || row >= in.height || column >= in.width) continue;
-            sum = std::fma(input[(int64_t{i} * in.height + row) * in.width + column],
-                           c.weight[(int64_t{o} * in.channels + i) * c.kernel.h * c.kernel.w + t], sum);
+        for (int t = 0; t < taps; t++)
+          for (int i = 0; i < c.channels; i++) {
+            const int64_t channel = o / (c.filters / c.groups) * c.channels + i;
+            const int row = y * c.stride.h - c.top + t / c.kernel.w * c.dilation.h;
+            const int column = x * c.stride.w - c.left + t % c.kernel.w * c.dilation.w;
+            const bool inside = row >= 0 && column >= 0 && row < in.height && column < in.width;
+            const float value = inside ? input[(channel * in.height + row) * in.width + column] : 0;
+            sum = std::fma(value, c.weight[(int64_t{o} * c.channels + i) * taps + t], sum);
           }
         sums.push_back(sum);
       }
@@ -921,6 +963,34 @@ bool check_rounding() {
   return true;
 }
 
+// Depthwise sums are made in the order of the taps, so they have the bits of the plain chain: with all digits, with products so
+// small that a sum is -0, which a zero of the border turns into 0, and with infinite weights, which make NaN of it.
+bool check_depthwise_bits() {
+  for (int i = 0; i < 60; i++) {
+    Random r(static_cast<uint64_t>(i) + 11);
+    Builder b(r, {r.in(1, 40), random_side(r), r.in(1, 30)});
+    Op op = depthwise_op(b, 0);
+    Convolution& c = op.conv;
+    c.bases = 0;
+    c.bits.clear(), c.scales.clear(), c.offset.clear();
+    c.weight.resize(static_cast<size_t>(c.filters) * c.kernel.h * c.kernel.w);
+    const float unit = i % 3 == 1 ? 1e-30f : 1.f;
+    for (float& w : c.weight)
+      w = i % 3 == 2 && r.chance(5) ? std::numeric_limits<float>::infinity() : unit * r.real();
+    b.add(op);
+    b.graph.output = b.last();
+    std::vector<float> input(b.graph.input.size());
+    for (float& x : input) x = unit * r.real();
+    const std::vector<float> output = run_all(b.graph, input, 1, r), plain = plain_conv(b.graph, input);
+    if (output.empty()) return false;
+    if (std::memcmp(output.data(), plain.data(), plain.size() * sizeof(float)) != 0) {
+      std::printf("not the bits of a plain sum, case %d\n%s", i, describe(b.graph).c_str());
+      return false;
+    }
+  }
+  return true;
+}
+
 // All widths and heights of a stem's last tile, by all remainders of its filters.
 bool check_stem_sizes(Totals& totals) {
   Random r(10);
@@ -962,11 +1032,12 @@ bool check_real_shapes(Totals& totals) {
 // Sums that do not fit 16 bits, and padding that must not be written out.
 bool check_extremes(Totals& totals) {
   Random r(8);
-  for (int kind = 0; kind < 4; kind++) {
+  for (int kind = 0; kind < 5; kind++) {
     Builder b(r, kind == 0 ? Shape{7000, 3, 3} : Shape{5, 3, 2});
     int x = kind >= 2 ? 0 : b.quantize(0);
     Builder::ConvOptions o;
     o.filters = 3;
+    if (kind == 4) o.filters = o.groups = 5;
     if (kind > 0) {
       o.top = o.bottom = 3000, o.left = o.right = 4000;
       o.stride = {2999, 3999};
@@ -985,16 +1056,19 @@ bool check_extremes(Totals& totals) {
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400, first = argc > 2 ? std::atoi(argv[2]) : 0;
   Totals totals;
-  if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_stem_sizes(totals)) return 1;
+  if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_depthwise_bits() ||
+      !check_stem_sizes(totals))
+    return 1;
   for (int i = first; i < first + cases; i++) {
     Random r(static_cast<uint64_t>(i) + 1000);
     const int kind = r.in(0, 10);
-    const Graph graph = i % 8 == 7 ? stem_graph(r)
-                        : kind < 4 ? binary_conv_graph(r)
-                        : kind < 6 ? float_conv_graph(r)
-                        : kind < 7 ? pooled_graph(r)
-                        : kind < 8 ? residual_graph(r)
-                                   : mixed_graph(r);
+    const Graph graph = i % 8 == 7   ? stem_graph(r)
+                        : i % 8 == 3 ? depthwise_graph(r)
+                        : kind < 4   ? binary_conv_graph(r)
+                        : kind < 6   ? float_conv_graph(r)
+                        : kind < 7   ? pooled_graph(r)
+                        : kind < 8   ? residual_graph(r)
+                                     : mixed_graph(r);
     if (!check(graph, r, totals)) {
       std::printf("case %d\n", i);
       return 1;
