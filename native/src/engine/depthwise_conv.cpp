@@ -1,13 +1,17 @@
-// A row of the image at a time, read where the input is. Pixels whose windows lie inside the image from left to right go together,
-// the others one by one. Taps outside the image are zeros and take part in the sum (an infinite weight makes NaN of them, and -0 + 0
-// is 0, as in a convolution of the padded image), but the border is never written out: such a tap points at a row of zeros.
+// A row of the image at a time, read where the input is. First the pixels in the middle, whose windows lie inside the image from left
+// to right, then those at the ends. Taps outside the image are zeros and take part in the sum (an infinite weight makes NaN of them,
+// and -0 + 0 is 0, as in a convolution of the padded image), but the border is never written out: such a tap points at zeros.
 #include "depthwise_conv.h"
+
+#include <algorithm>
 
 #include "pooled_rows.h"
 #include "window.h"
 
 namespace unflip {
 namespace {
+
+constexpr int kLine = 16;  // floats of a cache line
 
 class DepthwiseConv : public Task {
  public:
@@ -16,7 +20,7 @@ class DepthwiseConv : public Task {
       : window_(op.conv, values[input].shape, op.shape), input_(input), input_stride_(values[input].stride),
         finisher_(std::move(finisher)) {
     pack(weight);
-    find_inside();
+    sort_columns();
     if (pool) {
       pooled_ = std::make_unique<PooledRows>(*pool, *finisher_, std::move(pool_finisher), 1, threads);
       taps_at_ = round_up(pooled_->bytes(), 64);
@@ -24,7 +28,7 @@ class DepthwiseConv : public Task {
       cut_ = Cut(window_.out.height, threads > 1 ? threads * kJobsPerThread : 1, 1);
       if (!finisher_->stores_floats()) taps_at_ = round_up(row_floats() * sizeof(float), 64);
     }
-    thread_scratch_bytes = taps_at_ + taps() * static_cast<int64_t>(sizeof(const float*));
+    thread_scratch_bytes = taps_at_ + taps() * kDepthwisePixels * static_cast<int64_t>(sizeof(const float*));
   }
 
   void run(const RunContext& context) const override {
@@ -45,19 +49,29 @@ class DepthwiseConv : public Task {
   int64_t row_floats() const { return int64_t{window_.out.width} * finisher_->stride(); }
   int64_t pixel_step() const { return int64_t{window_.stride.w} * input_stride_; }
 
-  void pack(const std::vector<float>& weight) {
-    const int channels = finisher_->stride();
-    weights_.assign(int64_t{taps()} * channels, 0.f);
-    for (int c = 0; c < window_.out.channels; c++)
-      for (int t = 0; t < taps(); t++) weights_[int64_t{t} * channels + c] = weight[int64_t{c} * taps() + t];
+  // Weights and zeros begin with a cache line, as values do: vectors of 16 floats are slow across two.
+  static int64_t to_line(const std::vector<float>& v) {
+    return static_cast<int64_t>(-reinterpret_cast<intptr_t>(v.data()) & 63) / static_cast<int64_t>(sizeof(float));
   }
 
-  void find_inside() {
-    const Taps all{0, window_.kernel.w};
-    while (inside_ < window_.out.width && !(window_.column_taps(inside_) == all)) inside_++;
-    inside_end_ = inside_;
-    while (inside_end_ < window_.out.width && window_.column_taps(inside_end_) == all) inside_end_++;
-    zeros_.assign(std::max(0, inside_end_ - inside_ - 1) * pixel_step() + finisher_->stride(), 0.f);
+  void pack(const std::vector<float>& weight) {
+    const int channels = finisher_->stride();
+    weights_.assign(int64_t{taps()} * channels + kLine, 0.f);
+    first_weight_ = to_line(weights_);
+    for (int c = 0; c < window_.out.channels; c++)
+      for (int t = 0; t < taps(); t++)
+        weights_[first_weight_ + int64_t{t} * channels + c] = weight[int64_t{c} * taps() + t];
+  }
+
+  // Columns in the middle are next to each other.
+  void sort_columns() {
+    for (int x = 0; x < window_.out.width; x++)
+      if (!(window_.column_taps(x) == Taps{0, window_.kernel.w}))
+        ends_.push_back(x);
+      else if (middle_count_++ == 0)
+        middle_ = x;
+    zeros_.assign(std::max(0, middle_count_ - 1) * pixel_step() + finisher_->stride() + kLine, 0.f);
+    first_zero_ = to_line(zeros_);
   }
 
   void run_row(const RunContext& context, int y, int thread) const {
@@ -70,46 +84,59 @@ class DepthwiseConv : public Task {
   }
 
   void make_row(const RunContext& context, int y, float* row, int thread) const {
-    for (int x = 0; x < inside_; x++) make_pixels(context, y, x, 1, row, thread);
-    if (inside_ < inside_end_) make_pixels(context, y, inside_, inside_end_ - inside_, row, thread);
-    for (int x = inside_end_; x < window_.out.width; x++) make_pixels(context, y, x, 1, row, thread);
-  }
-
-  // One pixel, or several that are inside from left to right.
-  void make_pixels(const RunContext& context, int y, int x, int count, float* row, int thread) const {
     const float** taps_of = reinterpret_cast<const float**>(context.scratch_of(thread) + taps_at_);
-    aim(context.values[input_], y, x, taps_of);
     DepthwiseTile tile;
     tile.taps = taps_of;
     tile.tap_count = taps();
-    tile.pixel_step = pixel_step();
-    tile.pixels = count;
-    tile.weights = weights_.data();
+    tile.weights = &weights_[first_weight_];
     tile.channels = finisher_->stride();
-    tile.out = row + int64_t{x} * tile.channels;
+    make_middle(context, tile, y, row, taps_of);
+    make_ends(context, tile, y, row, taps_of);
+  }
+
+  void make_middle(const RunContext& context, DepthwiseTile& tile, int y, float* row, const float** taps_of) const {
+    if (!middle_count_) return;
+    aim(context.values[input_], y, middle_, taps_of, 1);
+    tile.pixels = middle_count_;
+    tile.pixel_step = pixel_step();
+    tile.out = row + int64_t{middle_} * tile.channels;
     context.kernels->depthwise_tile(tile);
   }
 
-  void aim(const float* in, int y, int x, const float** to) const {
+  void make_ends(const RunContext& context, DepthwiseTile& tile, int y, float* row, const float** taps_of) const {
+    tile.out = row;
+    const int count = static_cast<int>(ends_.size());
+    for (int i = 0; i < count; i += tile.pixels) {
+      tile.pixels = std::min(kDepthwisePixels, count - i);
+      tile.columns = &ends_[i];
+      for (int p = 0; p < tile.pixels; p++) aim(context.values[input_], y, ends_[i + p], taps_of + p, tile.pixels);
+      context.kernels->depthwise_tile(tile);
+    }
+  }
+
+  // The taps of a pixel, each `step` places after the one before.
+  void aim(const float* in, int y, int x, const float** to, int step) const {
     const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
     for (int r = 0; r < window_.kernel.h; r++)
-      for (int c = 0; c < window_.kernel.w; c++) {
+      for (int c = 0; c < window_.kernel.w; c++, to += step) {
         const bool inside = r >= rows.first && r < rows.last && c >= columns.first && c < columns.last;
         const int64_t row = window_.row(y) + int64_t{r} * window_.dilation.h;
         const int64_t column = window_.column(x) + int64_t{c} * window_.dilation.w;
-        *to++ = inside ? in + (row * window_.in.width + column) * input_stride_ : zeros_.data();
+        *to = inside ? in + (row * window_.in.width + column) * input_stride_ : &zeros_[first_zero_];
       }
   }
 
   Window window_;
   int input_, input_stride_;
   std::unique_ptr<Finisher> finisher_;
-  std::vector<float> weights_;           // [tap][channel]
-  int inside_ = 0, inside_end_ = 0;      // columns whose windows lie inside the image from left to right
-  std::vector<float> zeros_;             // for as many pixels as go together
-  std::unique_ptr<PooledRows> pooled_;   // if there is a pool
-  Cut cut_;                              // else: rows
-  int64_t taps_at_ = 0;                  // bytes, in a thread's scratch
+  std::vector<float> weights_;          // [tap][channel]
+  std::vector<float> zeros_;            // for as many pixels as go together
+  int64_t first_weight_ = 0, first_zero_ = 0;
+  int middle_ = 0, middle_count_ = 0;   // columns whose windows lie inside the image from left to right
+  std::vector<int> ends_;               // the others
+  std::unique_ptr<PooledRows> pooled_;  // if there is a pool
+  Cut cut_;                             // else: rows
+  int64_t taps_at_ = 0;                 // bytes, in a thread's scratch
 };
 
 }  // namespace

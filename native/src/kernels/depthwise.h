@@ -1,13 +1,14 @@
 // Float convolution of every channel by itself: one filter a channel.
 //
 // Neighbours in memory are channels, and so are those of the weights, [tap][channel]: a vector of one times a vector of the other.
-// Of a row of the image, pixels next to each other go together, so that a vector of weights is loaded once for all of them:
+// Several pixels go together, so that a vector of weights is loaded once for all of them. In the middle of a row of the image
+// they are next to each other, and a tap of one is a step from that of the one before:
 //
-//     tap k of pixel   first      first + 1   ...              weights of tap k
-//                      c c c c    c c c c                      c c c c
-//     taps[k] + ---->  <- pixel_step ->
+//     taps[k]               + pixel_step          + 2 pixel_step              weights of tap k
+//        c c c c ... c         c c c c ... c         c c c c ... c               c c c c ... c
 //
-// The taps may lie anywhere, those outside the image in a row of zeros: there is no border here.
+// Towards the ends of a row, where some taps are outside the image, every tap of every pixel has an address of its own: these taps
+// lie in a row of zeros. So does a whole row of taps above or below the image. There is no border here.
 #pragma once
 
 #include "kernels.h"
@@ -16,46 +17,91 @@
 namespace unflip {
 namespace {
 
+// Where the taps and the results of pixels next to each other are.
+struct DepthwiseRow {
+  const DepthwiseTile& t;
+  int64_t first;  // pixel
+
+  struct Tap {
+    const float* in;
+    int64_t step;
+    UNFLIP_INLINE const float* of(int p) const { return in + p * step; }
+  };
+  struct Out {
+    float* out;
+    int64_t step;
+    UNFLIP_INLINE float* of(int p) const { return out + p * step; }
+  };
+
+  UNFLIP_INLINE Tap tap(int k, int channel) const {
+    return {t.taps[k] + (first * t.pixel_step + channel), t.pixel_step};
+  }
+  UNFLIP_INLINE Out out(int channel) const { return {t.out + (first * t.channels + channel), t.channels}; }
+};
+
+// The same of pixels apart.
+struct DepthwiseApart {
+  const DepthwiseTile& t;
+
+  struct Tap {
+    const float* const* in;
+    int channel;
+    UNFLIP_INLINE const float* of(int p) const { return in[p] + channel; }
+  };
+  struct Out {
+    float* out;
+    const int* columns;
+    int64_t step;
+    UNFLIP_INLINE float* of(int p) const { return out + columns[p] * step; }
+  };
+
+  UNFLIP_INLINE Tap tap(int k, int channel) const { return {t.taps + k * t.pixels, channel}; }
+  UNFLIP_INLINE Out out(int channel) const { return {t.out + channel, t.columns, t.channels}; }
+};
+
 // P pixels by N vectors V of channels (see finish.h; V::fused has to round once), whose sums are in registers.
-template <class V, int P, int N>
-void depthwise_sums(const DepthwiseTile& t, int pixel, int channel) {
+template <class V, int P, int N, class Pixels>
+UNFLIP_INLINE void depthwise_sums(const DepthwiseTile& t, const Pixels& pixels, int channel) {
   Several<V, P, N> sums;
   sums.each([](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = V::set(0); });
-  const int64_t step = t.pixel_step, at = pixel * step + channel;
   const float* w = t.weights + channel;
-  for (int k = 0; k < t.tap_count; k++, w += t.channels) {
-    const float* in = t.taps[k] + at;
-    sums.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v = V::fused(V::load(in + p * step + c), V::load(w + c), v); });
+  const int count = t.tap_count, step = t.channels;
+  for (int k = 0; k < count; k++, w += step) {
+    const auto tap = pixels.tap(k, channel);
+    sums.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v = V::fused(V::load(tap.of(p) + c), V::load(w + c), v); });
   }
-  const int64_t out_step = t.channels;
-  float* out = t.out + pixel * out_step + channel;
-  sums.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v.store(out + p * out_step + c); });
+  const auto out = pixels.out(channel);
+  sums.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v.store(out.of(p) + c); });
+}
+
+template <class V, int N, class Pixels>
+UNFLIP_INLINE void depthwise_pixels(const DepthwiseTile& t, const Pixels pixels, int count, int channel) {
+  switch (count) {
+    case 1: return depthwise_sums<V, 1, N>(t, pixels, channel);
+    case 2: return depthwise_sums<V, 2, N>(t, pixels, channel);
+    case 3: return depthwise_sums<V, 3, N>(t, pixels, channel);
+    case 4: return depthwise_sums<V, 4, N>(t, pixels, channel);
+    case 5: return depthwise_sums<V, 5, N>(t, pixels, channel);
+    default: return depthwise_sums<V, kDepthwisePixels, N>(t, pixels, channel);
+  }
 }
 
 // All pixels by N vectors.
 template <class V, int N>
 void depthwise_vectors(const DepthwiseTile& t, int channel) {
-  const int64_t calls = (t.pixels + 5) / 6;
+  if (t.columns) return depthwise_pixels<V, N>(t, DepthwiseApart{t}, t.pixels, channel);
+  const int64_t calls = (t.pixels + kDepthwisePixels - 1) / kDepthwisePixels;
   for (int64_t i = 0; i < calls; i++) {  // shared out equally: few pixels at a time are slow
-    const int first = static_cast<int>(t.pixels * i / calls), last = static_cast<int>(t.pixels * (i + 1) / calls);
-    switch (last - first) {
-      case 1: depthwise_sums<V, 1, N>(t, first, channel); break;
-      case 2: depthwise_sums<V, 2, N>(t, first, channel); break;
-      case 3: depthwise_sums<V, 3, N>(t, first, channel); break;
-      case 4: depthwise_sums<V, 4, N>(t, first, channel); break;
-      case 5: depthwise_sums<V, 5, N>(t, first, channel); break;
-      default: depthwise_sums<V, 6, N>(t, first, channel); break;
-    }
+    const int64_t first = t.pixels * i / calls, last = t.pixels * (i + 1) / calls;
+    depthwise_pixels<V, N>(t, DepthwiseRow{t, first}, static_cast<int>(last - first), channel);
   }
 }
 
-// N vectors at a time, then single ones. One pixel has registers for four times as many, and waits for itself with fewer.
+// N vectors at a time, then single ones.
 template <class V, int N>
 void depthwise_tile(const DepthwiseTile& t) {
   constexpr int kWidth = V::kWidth;
   int c = 0;
-  if (t.pixels == 1)
-    for (; c + 4 * N * kWidth <= t.channels; c += 4 * N * kWidth) depthwise_sums<V, 1, 4 * N>(t, 0, c);
   for (; c + N * kWidth <= t.channels; c += N * kWidth) depthwise_vectors<V, N>(t, c);
   for (; c + kWidth <= t.channels; c += kWidth) depthwise_vectors<V, 1>(t, c);
   if (c < t.channels) depthwise_vectors<typename V::Eight, 1>(t, c);

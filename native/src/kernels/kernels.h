@@ -122,12 +122,15 @@ struct StemTile {
 
 // ------------------------------------------------------------------------------------- float convolution, channel by channel
 // See depthwise.h for a picture. out[pixel][channel] = the sum over the taps of input * weight, by fused multiply-add in the order
-// of the taps, from 0.
+// of the taps, from 0. Pixels are next to each other, any number of them, or apart, up to 6.
+constexpr int kDepthwisePixels = 6;
+
 struct DepthwiseTile {
-  const float* const* taps = nullptr;  // where each tap of the first pixel is
+  const float* const* taps = nullptr;  // where each tap of the first pixel is; if apart: of each pixel, [tap][pixel]
   int tap_count = 0;
+  int pixels = 0;
   int64_t pixel_step = 0;              // floats from a tap of one pixel to that of the next
-  int pixels = 0;                      // any number
+  const int* columns = nullptr;        // if apart: which pixels of `out` they are
   const float* weights = nullptr;      // [tap][channels]
   int channels = 0;                    // multiple of 8
   float* out = nullptr;                // [pixel][channels]

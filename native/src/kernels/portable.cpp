@@ -149,9 +149,11 @@ void depthwise_tile(const DepthwiseTile& t) {
   for (int p = 0; p < t.pixels; p++)
     for (int c = 0; c < t.channels; c++) {
       float sum = 0;
-      for (int k = 0; k < t.tap_count; k++)
-        sum = std::fma(t.taps[k][p * t.pixel_step + c], t.weights[int64_t{k} * t.channels + c], sum);
-      t.out[int64_t{p} * t.channels + c] = sum;
+      for (int k = 0; k < t.tap_count; k++) {
+        const float* in = t.columns ? t.taps[k * t.pixels + p] : t.taps[k] + p * t.pixel_step;
+        sum = std::fma(in[c], t.weights[int64_t{k} * t.channels + c], sum);
+      }
+      t.out[int64_t{t.columns ? t.columns[p] : p} * t.channels + c] = sum;
     }
 }
 
