@@ -10,6 +10,7 @@
 #include "engine/float_conv.h"
 #include "engine/plan.h"
 #include "engine/simple_tasks.h"
+#include "engine/transpose.h"
 
 namespace unflip {
 namespace {
@@ -207,23 +208,16 @@ class EngineImpl : public Engine {
 
   // C x H x W to H x W x C.
   void read_input(const RunContext& context, const float* input) const {
-    const Shape& s = graph_.input;
-    const int64_t pixels = int64_t{s.height} * s.width;
-    float* to = context.values[0];
-    parallel(context, s.height, [&](int y, int) {
-      const float* from = input + int64_t{y} * s.width;
-      float* row = to + int64_t{y} * s.width * s.channels;
-      if (s.channels == 3 && kernels_.interleave3) return kernels_.interleave3(from, pixels, s.width, row);
-      if (s.channels == 3) {
-        for (int x = 0; x < s.width; x++) {
-          row[3 * x] = from[x];
-          row[3 * x + 1] = from[pixels + x];
-          row[3 * x + 2] = from[2 * pixels + x];
-        }
-        return;
-      }
-      for (int x = 0; x < s.width; x++)
-        for (int c = 0; c < s.channels; c++) row[int64_t{x} * s.channels + c] = from[c * pixels + x];
+    const int channels = graph_.input.channels, pixels = graph_.input.height * graph_.input.width;
+    const Cut cut(pixels, context.pool ? threads_ * kJobsPerThread : 1, kTransposeBlock);
+    parallel(context, cut.jobs, [&](int job, int) {
+      const int first = cut.first(job), count = cut.last(job) - first;
+      const float* from = input + first;
+      float* to = context.values[0] + int64_t{first} * channels;
+      if (channels != 3) return transpose(from, pixels, channels, count, to, channels);
+      if (kernels_.interleave3) return kernels_.interleave3(from, pixels, count, to);
+      for (int i = 0; i < count; i++)
+        for (int c = 0; c < 3; c++) to[3 * i + c] = from[c * int64_t{pixels} + i];
     });
   }
 
@@ -233,8 +227,7 @@ class EngineImpl : public Engine {
     const int64_t pixels = int64_t{s.height} * s.width;
     if (value.code) return write_code(context, value, output);
     const float* from = context.values[graph_.output];
-    for (int64_t p = 0; p < pixels; p++)
-      for (int c = 0; c < s.channels; c++) output[c * pixels + p] = from[p * value.stride + c];
+    transpose(from, value.stride, pixels, s.channels, output, pixels);
   }
 
   void write_code(const RunContext& context, const ValueInfo& value, float* output) const {
