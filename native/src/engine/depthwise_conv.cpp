@@ -1,6 +1,6 @@
-// A row of the image at a time, read where the input is. First the pixels in the middle, whose windows lie inside the image from left
-// to right, then those at the ends. Taps outside the image are zeros and take part in the sum (an infinite weight makes NaN of them,
-// and -0 + 0 is 0, as in a convolution of the padded image), but the border is never written out: such a tap points at zeros.
+// A row of the image at a time, read where the input is: first the pixels in the middle, whose windows lie inside the image from
+// left to right, then those at the ends. Taps outside the image are zeros and take part in the sum (an infinite weight makes NaN of
+// them, and -0 + 0 is 0, as in a convolution of the padded image), but no border is written out: such a tap points at zeros.
 #include "depthwise_conv.h"
 
 #include <algorithm>
