@@ -28,7 +28,7 @@ class DepthwiseConv : public Task {
       cut_ = Cut(window_.out.height, threads > 1 ? threads * kJobsPerThread : 1, 1);
       if (!finisher_->stores_floats()) taps_at_ = round_up(row_floats() * sizeof(float), 64);
     }
-    thread_scratch_bytes = taps_at_ + taps() * kDepthwisePixels * static_cast<int64_t>(sizeof(const float*));
+    thread_scratch_bytes = taps_at_ + int64_t{taps()} * kDepthwisePixels * static_cast<int64_t>(sizeof(const float*));
   }
 
   void run(const RunContext& context) const override {
