@@ -735,7 +735,7 @@ Graph stem_graph(Random& r) {
 }
 
 // One filter for each channel of value x: windows that lie apart, or that no image reaches into from both sides.
-Op depthwise_op(Builder& b, int x) {
+Op depthwise_op(Builder& b, int x, bool binary) {
   Random& r = b.r;
   const Shape s = b.shape(x);
   Builder::ConvOptions o;
@@ -748,14 +748,16 @@ Op depthwise_op(Builder& b, int x) {
   o.top = r.in(0, most), o.left = r.in(0, most), o.bottom = r.in(0, most), o.right = r.in(0, most);
   while (Builder::out_size(s.height, o.kernel.h, o.stride.h, o.dilation.h, o.top + o.bottom) < 1) o.bottom++;
   while (Builder::out_size(s.width, o.kernel.w, o.stride.w, o.dilation.w, o.left + o.right) < 1) o.right++;
-  return b.conv_op(x, o, r.chance(20));
+  return b.conv_op(x, o, binary);
 }
 
-// One or two of them: the second reads a value whose channels are padded.
+// One or two of them, of floats or of a code: the second reads a value whose channels are padded.
 Graph depthwise_graph(Random& r) {
   Builder b(r, {r.chance(80) ? r.in(1, 40) : random_channels(r), random_side(r), r.chance(50) ? r.in(1, 30) : random_side(r)});
-  if (r.chance(50)) b.add(depthwise_op(b, 0));
-  Op op = depthwise_op(b, b.last());
+  if (r.chance(50)) b.add(depthwise_op(b, 0, r.chance(20)));
+  const bool of_code = r.chance(40);
+  if (of_code) b.quantize(b.last());
+  Op op = depthwise_op(b, b.last(), of_code || r.chance(20));
   if (r.chance(30)) {
     Step norm;
     norm.kind = StepKind::Affine;
@@ -969,7 +971,7 @@ bool check_depthwise_bits() {
   for (int i = 0; i < 60; i++) {
     Random r(static_cast<uint64_t>(i) + 11);
     Builder b(r, {r.in(1, 40), random_side(r), r.in(1, 30)});
-    Op op = depthwise_op(b, 0);
+    Op op = depthwise_op(b, 0, false);
     Convolution& c = op.conv;
     c.bases = 0;
     c.bits.clear(), c.scales.clear(), c.offset.clear();

@@ -22,6 +22,12 @@ std::unique_ptr<Task> make_popcount_conv(const Op& op, const Quantizer& quantize
                                          const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
                                          const Kernels& kernels, int threads);
 
+// By counting differing bits of 64 channels at a time: a filter for every channel, without an offset.
+bool counts_channels(const Op& op);
+std::unique_ptr<Task> make_channel_count(const Op& op, const Quantizer& quantizer, int input,
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                                         int threads);
+
 // By counting differing bits, window by window: every shape, groups, channels of any number.
 std::unique_ptr<Task> make_counting_conv(const Op& op, const Quantizer& quantizer, int input,
                                          const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,

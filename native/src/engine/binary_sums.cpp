@@ -168,6 +168,7 @@ void BinarySums::combine(const Count* differences, int64_t differences_stride, c
     add(scale, [&](int) { return plane_sums[p]; });
 }
 
+template void BinarySums::combine(const uint8_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;
 template void BinarySums::combine(const uint16_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;
 template void BinarySums::combine(const int32_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;
 
