@@ -56,10 +56,23 @@ def _curves(study: Study, name: str, images: str) -> Path | None:
     if name == "flips":
         axis.set_yscale("symlog", linthresh=0.001)
         axis.set_ylim(bottom=0)
+    else:
+        axis.set_ylim(*_settled([factor * v for _, epochs in curves for v in _late(epochs)]))
     axis.set_xlabel("epoch")
     axis.set_ylabel(f"{images} {title}" if name == "accuracy" else title)
     axis.legend(fontsize="small")
     return _save(figure, study.out / f"{name}.svg")
+
+
+def _late(epochs: dict[int, list[float]]) -> list[float]:
+    """The values after the first tenth: arms differ by less than the beginning spans."""
+    return [v for epoch, values in epochs.items() if epoch > max(epochs) / 10 for v in values]
+
+
+def _settled(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    margin = 0.05 * (high - low) or 0.5
+    return low - margin, high + margin
 
 
 def _compared(study: Study) -> list[Arm]:
