@@ -42,9 +42,9 @@ class Seed:
         self.latent: list[Tensor] = []
         self.remember()
 
-    def remember(self) -> None:
-        """Signs and latent weights at the start of an epoch, to count what moved in it."""
-        self.signs = signs(self.learner.model)
+    def remember(self, now: dict[str, Tensor] | None = None) -> None:
+        """Signs (``now``, where they are known) and latent weights at an epoch's start, to count what moved in it."""
+        self.signs = signs(self.learner.model) if now is None else now
         self.latent = [
             layer.weight.detach().clone() for _, layer in binary_layers(self.learner.model)
         ]
@@ -86,7 +86,8 @@ class Seed:
     def end_epoch(self, epoch: int, seconds: float, evaluate: bool = True) -> dict[str, Any]:
         """Look at the epoch, write its line, and stop the run if it has gone wrong."""
         learner = self.learner
-        figures = self._figures(epoch, evaluate)
+        now = signs(learner.model)
+        figures = self._figures(epoch, evaluate, now)
         line = {"epoch": epoch + 1, **figures, "seconds": round(seconds, 4)}
         if distributed.rank() == 0:
             _append(self.folder / "metrics.jsonl", line)
@@ -103,7 +104,7 @@ class Seed:
         problem = distributed.from_rank_0(problem)
         if problem:
             raise TrainingStopped(problem)
-        self.remember()
+        self.remember(now)
         return line
 
     def open_tensorboard(self) -> None:
@@ -126,7 +127,7 @@ class Seed:
                 self.board.add_scalar(key, value, line["epoch"])
         self.board.flush()
 
-    def _figures(self, epoch: int, evaluate: bool) -> dict[str, Any]:
+    def _figures(self, epoch: int, evaluate: bool, now: dict[str, Tensor]) -> dict[str, Any]:
         learner = self.learner
         last = epoch + 1 == self.recipe.epochs
         figures: dict[str, Any] = {
@@ -142,7 +143,6 @@ class Seed:
             "lr": float(learner.optimizers[0].param_groups[-1]["lr"]),
         }
         if self.signs:
-            now = signs(learner.model)
             flips = flips_by_layer(self.signs, now)
             figures["flips"] = sum(flipped for flipped, _ in flips.values())
             figures["flip_rate"] = figures["flips"] / sum(count for _, count in flips.values())
