@@ -11,6 +11,7 @@
 
 #include "binary_conv.h"
 #include "binary_sums.h"
+#include "depthwise_conv.h"
 
 namespace unflip {
 namespace {
@@ -158,7 +159,7 @@ class ChannelCount : public Task {
 bool counts_channels(const Op& op) {
   const Convolution& c = op.conv;
   const bool plain = std::all_of(c.offset.begin(), c.offset.end(), [](float v) { return v == 0; });
-  return c.groups > 1 && c.channels == 1 && c.filters == c.groups && plain && int64_t{c.kernel.h} * c.kernel.w <= kMostTaps;
+  return is_depthwise(op) && plain && int64_t{c.kernel.h} * c.kernel.w <= kMostTaps;
 }
 
 std::unique_ptr<Task> make_channel_count(const Op& op, const Quantizer& quantizer, int input,

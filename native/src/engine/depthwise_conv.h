@@ -9,6 +9,7 @@
 namespace unflip {
 
 // Whether a float convolution goes this way, which depends on nothing but shapes: several groups, of one channel and one filter.
+// (Of a code, see counts_channels in binary_conv.h.)
 bool is_depthwise(const Op& op);
 
 // weight: channels x kernel. pool and its finisher may be null, as in float_conv.h.

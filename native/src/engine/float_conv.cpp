@@ -130,22 +130,8 @@ class FloatConv : public Task {
     const float* in = context.values[input_];
     float* copy = reinterpret_cast<float*>(context.scratch);
     parallel(context, static_cast<int>(window_.rows()), [&](int row, int) {
-      float* to = copy + row * row_floats_;
-      const int y = row - window_.top, all = window_.in.channels;
-      if (y < 0 || y >= window_.in.height) {
-        std::fill(to, to + row_floats_, 0.f);
-        return;
-      }
-      const float* from = in + int64_t{y} * window_.in.width * input_stride_;
-      const int64_t columns = window_.columns();
-      const int64_t left = std::min<int64_t>(window_.left, columns), right = std::min(columns, left + window_.in.width);
-      std::fill(to, to + left * all, 0.f);
-      if (input_stride_ == all)
-        std::copy(from, from + (right - left) * all, to + left * all);
-      else
-        for (int64_t x = left; x < right; x++)
-          std::copy(from + (x - left) * input_stride_, from + (x - left) * input_stride_ + all, to + x * all);
-      std::fill(to + right * all, to + row_floats_, 0.f);
+      copy_padded_row(in, window_.in, input_stride_, row - window_.top, window_.in.channels, window_.left, window_.columns(),
+                      row_floats_, copy + row * row_floats_);
     });
   }
 

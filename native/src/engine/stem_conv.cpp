@@ -192,23 +192,14 @@ class StemConv : public Task {
   // The line of row r of the input with its border.
   void make_line(const float* in, const Lines& lines, int r) const {
     float* line = lines.ring + r % kStemRows * line_step_;
-    const int y = r - window_.top, width = window_.in.width;
+    const int y = r - window_.top;
     if (y < 0 || y >= window_.in.height) {
-      std::fill(line, line + line_, 0.f);
+      std::fill(line, line + line_, 0.f);  // what would come of zeros
       return;
     }
-    const float* from = in + int64_t{y} * width * input_stride_;
-    const int columns = 4 * tiles_ + kStemRows - 4;
-    const int left = std::min(window_.left, columns), right = std::min(columns, left + width);
-    float* to = lines.padded;
-    std::fill(to, to + left * channels_, 0.f);
-    if (input_stride_ == channels_)
-      std::copy(from, from + (right - left) * channels_, to + left * channels_);
-    else
-      for (int x = left; x < right; x++)
-        std::copy(from + (x - left) * input_stride_, from + (x - left) * input_stride_ + channels_, to + x * channels_);
-    std::fill(to + right * channels_, to + padded_floats_, 0.f);
-    transform_columns(to, tiles_, channels_, line);
+    copy_padded_row(in, window_.in, input_stride_, y, channels_, window_.left, 4 * tiles_ + kStemRows - 4, padded_floats_,
+                    lines.padded);
+    transform_columns(lines.padded, tiles_, channels_, line);
   }
 
   Window window_;

@@ -1,6 +1,8 @@
 // Where a convolution's windows lie on its input.
 #pragma once
 
+#include <algorithm>
+
 #include "../graph.h"
 
 namespace unflip {
@@ -50,5 +52,24 @@ struct Window {
     return t;
   }
 };
+
+// Row y of an image, whose pixels are `stride` floats apart, behind a border of `left` columns: `columns` pixels of `channels`
+// floats, zeros where the image is not, and zeros up to `floats` of them.
+inline void copy_padded_row(const float* image, const Shape& shape, int64_t stride, int y, int channels, int left, int64_t columns,
+                            int64_t floats, float* to) {
+  if (y < 0 || y >= shape.height) {
+    std::fill(to, to + floats, 0.f);
+    return;
+  }
+  const float* from = image + int64_t{y} * shape.width * stride;
+  const int64_t first = std::min<int64_t>(left, columns), last = std::min(columns, first + shape.width);
+  std::fill(to, to + first * channels, 0.f);
+  if (stride == channels)
+    std::copy(from, from + (last - first) * channels, to + first * channels);
+  else
+    for (int64_t x = first; x < last; x++)
+      std::copy(from + (x - first) * stride, from + (x - first) * stride + channels, to + x * channels);
+  std::fill(to + last * channels, to + floats, 0.f);
+}
 
 }  // namespace unflip

@@ -17,6 +17,7 @@ from rich.table import Table
 from unflip import __version__, methods, models
 from unflip.cli import deploy, export, predict, report, study
 from unflip.cli.app import app, console
+from unflip.cli.study import EvaluateEvery
 from unflip.cost import Cost
 from unflip.cost import cost as count_cost
 from unflip.data import ImageSet
@@ -170,10 +171,7 @@ def train(
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")] = None,
     eager: Annotated[bool, typer.Option(help="On a GPU: no compilation, no CUDA graph.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard files.")] = False,
-    evaluate_every: Annotated[
-        int,
-        typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last."),
-    ] = 1,
+    evaluate_every: EvaluateEvery = 1,
 ) -> None:
     """Train a recipe. The same command goes on where it was killed; Ctrl-C saves first.
 

@@ -252,7 +252,7 @@ def _teachers(
                 f"recipe {job.recipe.name} learns from a run of {distill.teacher}: give --teacher"
             )
         if folder not in found:
-            seed = folder / "seed-0" if (folder / "seed-0").is_dir() else folder
+            seed = _seed_folder(folder, 0)
             if not how.quiet:
                 print(f"asking the teacher in {seed} about every crop and flip", flush=True)
             found[folder] = load_teacher(seed, job.recipe, data, images, how.device)
@@ -308,13 +308,19 @@ def _start_folder(job: Job) -> Path | None:
         return None
     if start is None:
         raise ValueError(f"recipe {recipe.name} starts from a run of {recipe.start}: give --start")
-    folder = start / f"seed-{seed}" if (start / f"seed-{seed}").is_dir() else start
+    folder = _seed_folder(start, seed)
     if not (folder / "result.json").exists():
         raise ValueError(
             f"recipe {recipe.name} starts from a finished run of {recipe.start}, seed {seed}; "
             f"{folder} is not one. Run: unflip train {recipe.start}"
         )
     return folder
+
+
+def _seed_folder(folder: Path, seed: int) -> Path:
+    """One seed of a recipe's folder; or the folder itself, where someone has named a seed's."""
+    inside = folder / f"seed-{seed}"
+    return inside if inside.is_dir() else folder
 
 
 def _estimate_flip_rates(
