@@ -278,4 +278,5 @@ def flips_by_layer(
                 f"layer {name!r} has signs of shape {tuple(old[name].shape)} before and "
                 f"{tuple(new[name].shape)} after; both should be the same network"
             )
-    return {n: (int((old[n] != new[n]).sum().item()), new[n].numel()) for n in old}
+    flipped = torch.stack([(old[n] != new[n]).sum() for n in old]).tolist()  # a GPU is asked once
+    return {n: (count, new[n].numel()) for n, count in zip(old, flipped, strict=True)}

@@ -28,6 +28,8 @@ RHO = 0.005  # of the LNS recipe
 ALPHAS = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 RHOS = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2)
 TUNING = ("data.validation=10000",)  # hyper-parameters are not chosen on test images
+# 70, 90 and 110 of 120 epochs, as the paper has it for ImageNet
+STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
 STILL = 1e-30  # a learning rate above zero at which no weight moves
 
 
@@ -175,13 +177,11 @@ READINGS = Experiment(
     "Readings of what the paper leaves open in its baseline (85.06 %): decay, shortcuts, speed of the latent weights.",
     (
         replace(_BASELINE, label="cosine decay, one shortcut a block"),
-        # 70, 90 and 110 of 120 epochs, as the paper has it for ImageNet
-        _reading(
-            "step",
-            "decay by steps",
-            "schedule={name: step, at: [233, 300, 367], factor: 0.1}",
-        ),
+        _reading("step", "decay by steps", STEPS),
         _reading("conv", "one shortcut a convolution", "model.shortcut=conv"),
+        _reading(
+            "conv-step", "one shortcut a convolution, decay by steps", "model.shortcut=conv", STEPS
+        ),
         _reading("latent-3x", "latent weights 3 × faster", "optimizer.latent_lr=0.3"),
         _reading("latent-10x", "latent weights 10 × faster", "optimizer.latent_lr=1.0"),
     ),

@@ -110,6 +110,7 @@ class Learner:
             isinstance(m, nn.Dropout) or getattr(m, "stochastic", False) for m in model.modules()
         )
         self.stream = 0
+        self.planned: tuple[int, int, Tensor] | None = None
 
     def draw_as_alone(self) -> None:
         """Dropout and stochastic binarizers draw from (seed, epoch, step) alone: resumed, or beside others, the same.
@@ -119,10 +120,17 @@ class Learner:
         if self.random and self.device.type == "cpu":
             torch.manual_seed(mix(self.stream, int(self.position) + 1))
 
+    def plan_ahead(self, seed: int, epoch: int) -> None:
+        """Draw an epoch's batches while a GPU is still busy with the epoch before."""
+        plan = self.images.epoch_plan(seed, epoch, self.recipe.batch_size)
+        self.planned = (seed, epoch, plan)
+
     def start_epoch(self, seed: int, epoch: int, factor: float) -> None:
         self.stream = mix(mix(seed, epoch), distributed.rank())
-        plan = self.images.epoch_plan(seed, epoch, self.recipe.batch_size)
-        self.plan.copy_(plan)
+        if self.planned is None or self.planned[:2] != (seed, epoch):
+            self.plan_ahead(seed, epoch)
+        assert self.planned is not None
+        self.plan.copy_(self.planned[2])
         self.position.zero_()
         self.loss_sum.zero_()
         self.auxiliary_sum.zero_()

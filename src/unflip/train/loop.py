@@ -381,6 +381,9 @@ def _run(
                 if engine.graph is None:
                     progress.step(epoch, step, steps)
             if how.device.type == "cuda":
+                # The epoch's steps are still on their way.
+                for run in runs if epoch + 1 < epochs else ():
+                    run.learner.plan_ahead(run.seed, epoch + 1)
                 torch.cuda.synchronize()
             seconds = time.monotonic() - epoch_began
             due = (epoch + 1) % how.evaluate_every == 0 or epoch + 1 == epochs

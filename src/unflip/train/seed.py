@@ -171,11 +171,9 @@ class Seed:
 
 def _share_off_sign(learner: Learner, now: dict[str, Tensor]) -> float:
     """Share of binary weights that are not the sign of their own latent weight."""
-    off = total = 0
-    for name, layer in binary_layers(learner.model):
-        off += int((now[name] != sign(layer.weight.detach())).sum())
-        total += now[name].numel()
-    return off / total
+    layers = list(binary_layers(learner.model))
+    off = [(now[name] != sign(layer.weight.detach())).sum() for name, layer in layers]
+    return float(torch.stack(off).sum()) / sum(now[name].numel() for name, _ in layers)
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

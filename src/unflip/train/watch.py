@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from unflip.train.recipe import Recipe
@@ -69,4 +70,5 @@ class Watch:
 
 def total_moved(before: list[Tensor], after: list[Tensor]) -> bool:
     """Whether any element of any tensor changed."""
-    return any(bool((b != a).any()) for b, a in zip(before, after, strict=True))
+    moved = [(b != a).any() for b, a in zip(before, after, strict=True)]
+    return bool(torch.stack(moved).any())  # a GPU is asked once
