@@ -768,3 +768,11 @@ def test_estimated_flip_rates_are_estimated_before_the_first_epoch(
 def test_estimated_flip_rates_need_a_baseline() -> None:
     with pytest.raises(ValueError, match="rates=estimated forks the run that start names"):
         load_recipe("digits-lns", ["method.rates=estimated", "method.loss=forward", "start=null"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "last", "expected"),
+    [(20, 0.1, 20), (20, 1.0, 50), (20, 60, 200), (0, 60, 0)],
+)
+def test_slow_checkpoints_are_written_less_often(seconds, last, expected):
+    assert loop._pause(seconds, last) == pytest.approx(expected)

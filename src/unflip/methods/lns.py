@@ -45,7 +45,6 @@ from unflip.methods.base import (
 )
 from unflip.methods.mapping_network import CHUNK, FilterNorm, MappingNetwork, Statistics
 from unflip.methods.noisy_labels import (
-    Rate,
     backward_loss,
     check_loss_options,
     check_rates,
@@ -74,6 +73,7 @@ class MappedSign(WeightBinarizer):
     """E · sign(f(W)) with the base method's scale E; supervised by the base method's signs."""
 
     labels: Tensor
+    alpha: Tensor
     rho_plus: Tensor
     rho_minus: Tensor
 
@@ -96,9 +96,12 @@ class MappedSign(WeightBinarizer):
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
             self.register_buffer("labels", empty)
             self.latent_replaced(weight)
-        if config.rates == "estimated":  # the given ones, until set_flip_rates
-            self.register_buffer("rho_plus", torch.full_like(weight.detach(), config.rho_plus))
-            self.register_buffer("rho_minus", torch.full_like(weight.detach(), config.rho_minus))
+        # Tensors, not numbers: a compiled step is the same for every α and ρ, so a sweep compiles one.
+        self.register_buffer("alpha", weight.new_tensor(config.alpha), persistent=False)
+        estimated = config.rates == "estimated"  # the given ones, until set_flip_rates
+        shape = weight.shape if estimated else ()
+        for name, rho in (("rho_plus", config.rho_plus), ("rho_minus", config.rho_minus)):
+            self.register_buffer(name, weight.new_full(shape, rho), persistent=estimated)
 
     def base_code(self, weight: Tensor) -> BinaryWeight:
         code = self.base.code(weight.detach())
@@ -144,21 +147,16 @@ class MappedSign(WeightBinarizer):
             return self.labels.to(weight.dtype)
         return self.base_code(weight).signs[0]
 
-    def flip_rates(self) -> tuple[Rate, Rate]:
-        """(ρ₊, ρ₋), one for all weights or one for each."""
-        if self.config.rates == "estimated":
-            return self.rho_plus, self.rho_minus
-        return self.config.rho_plus, self.config.rho_minus
-
     def supervision(self, q_hat: Tensor, labels: Tensor) -> Tensor:
         """The loss of each q̂ against its noisy label."""
         config, k = self.config, self.config.sharpness
+        rates = self.rho_plus, self.rho_minus  # one for all weights, or one for each
         if config.loss == "unbiased":
-            return unbiased_loss(q_hat, labels, *self.flip_rates())
+            return unbiased_loss(q_hat, labels, *rates)
         if config.loss == "forward":
-            return forward_loss(q_hat, labels, *self.flip_rates(), k)
+            return forward_loss(q_hat, labels, *rates, k)
         if config.loss == "backward":
-            return backward_loss(q_hat, labels, *self.flip_rates(), k)
+            return backward_loss(q_hat, labels, *rates, k)
         if config.loss == "gce":
             return generalised_cross_entropy(q_hat, labels, k, config.gce_q)
         if config.loss == "sce":
@@ -171,7 +169,7 @@ class MappedSign(WeightBinarizer):
         if config.loss_on == "after_sign":
             q_hat = straight_through(sign(q_hat), self._passed(q_hat))
         loss = self.supervision(q_hat, self.noisy_labels(weight))
-        return config.alpha * (loss.mean() if config.reduction == "mean" else loss.sum())
+        return self.alpha * (loss.mean() if config.reduction == "mean" else loss.sum())
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.base.start_epoch(epoch, epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -189,7 +190,10 @@ class Learner:
         right = torch.zeros((), dtype=torch.int64, device=self.device)
         total = len(self.images.test_labels)
         half = self.half and not exact
-        with torch.autocast(self.device.type, torch.float16, enabled=half, cache_enabled=False):
+        with (
+            torch.autocast(self.device.type, torch.float16, enabled=half, cache_enabled=False),
+            nullcontext() if exact else shared_predictions(self.model),
+        ):
             for start in range(0, total, batch):
                 images, labels = self.images.test_batch(start, min(start + batch, total))
                 right += (self.model(images).argmax(1) == labels).sum()

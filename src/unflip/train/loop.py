@@ -43,6 +43,7 @@ from unflip.train.watch import TrainingStopped
 __all__ = ["Job", "TrainingStopped", "train", "train_together"]
 
 LONG_EPOCH_SECONDS = 60.0  # without a checkpoint: then one is written in the middle of the epoch
+SAVING_SHARE = 0.02  # of the time, at most: many large networks side by side save less often
 
 
 @dataclass(frozen=True)
@@ -367,6 +368,7 @@ def _run(
         Progress(", ".join(names), epochs, seeds, engine.mode, how.quiet) as progress,
     ):
         saved_at = began = time.monotonic()
+        pause = how.checkpoint_seconds
         while epoch < epochs:
             epoch_began = time.monotonic()
             while step < steps:
@@ -390,15 +392,22 @@ def _run(
             lines = [_end_epoch(run, epoch, seconds, due) for run in runs]
             progress.epoch(epoch, lines)
             epoch, step = epoch + 1, 0
-            if epoch == epochs or time.monotonic() - saved_at > how.checkpoint_seconds:
+            if epoch == epochs or time.monotonic() - saved_at > pause:
+                saving = time.monotonic()
                 _save(runs, epoch, 0)
                 saved_at = time.monotonic()
+                pause = _pause(how.checkpoint_seconds, saved_at - saving)
             if epoch < epochs:
                 _start_epoch(runs, epoch)
     total = time.monotonic() - began
     if not lines:  # everything was done but for the last file
         lines = [_last_line(run.folder) for run in runs]
     return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
+
+
+def _pause(seconds: float, last: float) -> float:
+    """How long to go on without a checkpoint if the last one took ``last``: ``seconds``, or up to ten times that."""
+    return max(seconds, min(last / SAVING_SHARE, 10 * seconds))
 
 
 def _end_epoch(run: Seed, epoch: int, seconds: float, evaluate: bool) -> dict[str, Any]:

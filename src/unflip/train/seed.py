@@ -20,6 +20,7 @@ from unflip.train import checkpoint as checkpoints
 from unflip.train import distributed
 from unflip.train.checkpoint import Checkpoint, CheckpointError
 from unflip.train.learner import Learner
+from unflip.train.mapping import shared_predictions
 from unflip.train.recipe import Recipe
 from unflip.train.watch import TrainingStopped, Watch, total_moved
 
@@ -86,7 +87,8 @@ class Seed:
     def end_epoch(self, epoch: int, seconds: float, evaluate: bool = True) -> dict[str, Any]:
         """Look at the epoch, write its line, and stop the run if it has gone wrong."""
         learner = self.learner
-        now = signs(learner.model)
+        with shared_predictions(learner.model):
+            now = signs(learner.model)
         figures = self._figures(epoch, evaluate, now)
         line = {"epoch": epoch + 1, **figures, "seconds": round(seconds, 4)}
         if distributed.rank() == 0:
