@@ -200,6 +200,14 @@ def test_chunks_fill_the_device_and_bound_the_partial_sums() -> None:
         assert chunks == 1 or chunks * terms * outputs <= sign_conv.MOST_PARTIAL
 
 
+def test_networks_side_by_side_share_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty(128, 16, 32, 32, device="meta")
+    monkeypatch.setattr(sign_conv, "PROGRAMS_PER_SM", 64)
+    alone = sign_conv._chunks(x, (32, 32), 144, 16)
+    monkeypatch.setattr(sign_conv, "side_by_side", 8)
+    assert 1 <= sign_conv._chunks(x, (32, 32), 144, 16) <= alone // 4
+
+
 @runs
 @every_kind
 def test_compiled_is_the_same(inputs: str) -> None:
