@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 import unflip
+from unflip import models
 from unflip.packing.file import Packed, read, write
 from unflip.packing.reference import evaluate
 from unflip.runtime._native import Network
@@ -322,6 +324,38 @@ def test_predict_says_what_is_wrong(
     assert (
         "cannot identify image file" in unflip("predict", files["residual"], tmp_path / "x.png").err
     )
+
+
+def test_evaluate(unflip: Callable[..., Any], tmp_path: Path) -> None:
+    import unflip as library
+    from unflip.data import load
+
+    digits = load("digits")
+    torch.manual_seed(0)
+    net = models.create("resnet20", "dorefa", in_channels=1, width=16).eval()
+    preprocess = {"mean": list(digits.mean), "std": list(digits.std)}
+    path, x = tmp_path / "digits.unflip", torch.randn(2, 1, 8, 8)
+    library.pack(net, x, path, labels=list(digits.classes), preprocess=preprocess)
+
+    done = unflip("evaluate", path, "digits", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    inputs = (digits.test_images / 255 - digits.mean[0]) / digits.std[0]
+    right = int((library.load(path)(inputs).argmax(1) == digits.test_labels).sum())
+    assert (found["right"], found["images"]) == (right, len(digits.test_labels))
+    assert f"{100 * right / found['images']:.2f} %" in unflip("evaluate", path, "digits").out
+
+
+def test_evaluate_refuses_images_that_mean_nothing_to_the_network(
+    unflip: Callable[..., Any], files: Files, tmp_path: Path
+) -> None:
+    import unflip as library
+
+    assert "takes images of (3, 6, 6)" in unflip("evaluate", files["residual"], "digits").err
+    net = models.create("resnet20", "dorefa", in_channels=1, width=16).eval()
+    path = tmp_path / "letters.unflip"
+    library.pack(net, torch.randn(1, 1, 8, 8), path, labels=list("abcdefghij"))
+    assert "knows the classes ['a'" in unflip("evaluate", path, "digits").err
 
 
 def test_bench(unflip: Callable[..., Any], files: Files) -> None:

@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -14,7 +14,12 @@ from rich.table import Table
 
 from unflip.cli.app import app, console
 from unflip.runtime import Model, NativePartMissing, load
-from unflip.runtime.images import probabilities, read_image
+from unflip.runtime.images import normalized, probabilities, read_image
+
+if TYPE_CHECKING:
+    from unflip.data import ImageSet
+
+EVALUATED_AT_ONCE = 100
 
 
 @app.command()
@@ -32,9 +37,7 @@ def predict(
     An image's shorter side is resized to the model's input, then the middle is cut out; models of one channel get it in
     grey. Pixels are prepared as the file says.
     """
-    network = _loaded(model, threads)
-    if len(network.output_shape) != 1:
-        raise ValueError(f"{model} is no classifier: its output is {network.output_shape}")
+    network = _classifier(model, threads)
     for path in images:
         found = _best(network, path, top)
         if as_json:
@@ -52,11 +55,72 @@ def _loaded(path: Path, threads: int) -> Model:
         raise ValueError(str(error)) from None
 
 
+def _classifier(path: Path, threads: int) -> Model:
+    network = _loaded(path, threads)
+    if len(network.output_shape) != 1:
+        raise ValueError(f"{path} is no classifier: its output is {network.output_shape}")
+    return network
+
+
 def _best(network: Model, path: Path, top: int) -> list[tuple[str, float]]:
     chances = probabilities(network(read_image(path, network)), network)
     order = np.argsort(-chances, kind="stable")[:top]
     labels = network.labels or [f"class {i}" for i in range(len(chances))]
     return [(labels[i], float(chances[i])) for i in order]
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A packed network (.unflip).")],
+    dataset: Annotated[
+        str, typer.Argument(help="Whose test images: cifar10, digits, or folder (with --data).")
+    ],
+    data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="0: as many as there are cores.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Accuracy of a packed network on a data set's test images: what was trained is what runs here.
+
+    Pixels are prepared as the file says, and the images go through the native kernels, not through torch.
+    """
+    from unflip.data import load as load_images  # needs torch, which running a network does not
+
+    network = _classifier(model, threads)
+    images = load_images(dataset, data)
+    _refuse_others(network, model, images, dataset)
+    seconds, right = 0.0, 0
+    pixels, labels = images.test_images.numpy(), images.test_labels.numpy()
+    for start in range(0, len(labels), EVALUATED_AT_ONCE):
+        part = slice(start, start + EVALUATED_AT_ONCE)
+        x = normalized(pixels[part].astype(np.float32), network)
+        began = time.perf_counter()
+        scores = network(x)
+        seconds += time.perf_counter() - began
+        right += int((scores.argmax(axis=1) == labels[part]).sum())
+    accuracy, each = 100 * right / len(labels), seconds / len(labels)
+    if as_json:
+        found = {"accuracy": accuracy, "right": right, "images": len(labels), "seconds": seconds}
+        print(json.dumps(found))
+        return
+    console.print(
+        f"{accuracy:.2f} % of {len(labels):,} test images of {dataset} are right; {each * 1e3:.3f} ms an image "
+        f"({network.threads} thread{'s' if network.threads > 1 else ''}, {network.isa})",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _refuse_others(network: Model, path: Path, images: ImageSet, dataset: str) -> None:
+    """Images of another shape, or other classes, would give a number that means nothing."""
+    shape, classes = tuple(images.test_images.shape[1:]), list(images.classes)
+    if shape != network.input_shape:
+        raise ValueError(
+            f"{path} takes images of {network.input_shape}, those of {dataset} are {shape}"
+        )
+    if (network.labels or classes) != classes or network.output_shape != (len(classes),):
+        raise ValueError(
+            f"{path} knows the classes {network.labels or network.output_shape}, {dataset} has {classes}"
+        )
 
 
 @app.command()
