@@ -12,7 +12,7 @@ import pytest
 
 from unflip.study import study as core
 from unflip.study.paper import EXPERIMENTS
-from unflip.study.study import Study, next_batch, run_study
+from unflip.study.study import Study, next_batch, run_study, write_tables
 from unflip.study.task import Task
 from unflip.train.checkpoint import CheckpointError
 
@@ -262,3 +262,25 @@ def test_workers_are_stopped_when_one_fails(
         run_study(on_digits("ablation", tmp_path), engine="pool")
     assert queue.stopped
     assert len(saved(tmp_path)["arms"][0]["runs"]) == 2
+
+
+def test_tables_of_what_is_finished_train_nothing(
+    tmp_path: Path, trainer: Any, on_digits: OnDigits
+) -> None:
+    given = on_digits("readings", tmp_path / "given", 2)
+    run_study(given, only=["baseline"], device="cpu")
+    out = tmp_path / "out"
+    run_study(on_digits("readings", out, 1), only=["conv"], device="cpu")
+    trained = list(trainer.trained)
+
+    baseline = tmp_path / "given" / "baseline"
+    study = on_digits("readings", out, 5, baseline=baseline, tables_only=True)
+    saved = write_tables(study)
+    assert trainer.trained == trained
+    assert {a["name"]: len(a["runs"]) for a in saved["arms"]} == {"baseline": 2, "conv": 1}
+    assert "one shortcut a convolution" in (out / "table.md").read_text()
+
+    with pytest.raises(ValueError, match="seed-2 is not a finished run"):
+        on_digits("readings", out, 5, baseline=baseline)  # to train, all of them have to be there
+    with pytest.raises(ValueError, match="no finished run"):
+        write_tables(on_digits("readings", tmp_path / "nothing", 5))

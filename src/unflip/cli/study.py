@@ -13,7 +13,7 @@ from unflip.cli.app import app
 from unflip.data import load as load_data
 from unflip.hints import known
 from unflip.study.paper import EXPERIMENTS, Experiment
-from unflip.study.study import run_study
+from unflip.study.study import run_study, write_tables
 from unflip.train.recipe import load_recipe
 
 GPU_AT_ONCE = 10  # runs in one captured graph: enough to keep a large GPU busy with small networks
@@ -70,6 +70,12 @@ def _add(experiment: Experiment) -> None:
             Path | None,
             typer.Option(help="Finished run that arms which distill learn from."),
         ] = None,
+        tables_only: Annotated[
+            bool,
+            typer.Option(
+                "--tables-only", help="Tables and figures of what is finished; train nothing."
+            ),
+        ] = False,
         data: Data = None,
         out: Annotated[
             Path | None, typer.Option(help="Where runs and table go. Default: runs/STUDY.")
@@ -95,7 +101,12 @@ def _add(experiment: Experiment) -> None:
             overrides=override or [],
             baseline=baseline,
             teacher=teacher,
+            tables_only=tables_only,
         )
+        if tables_only:
+            write_tables(chosen)
+            _show(folder)
+            return
         if at_once is None and device != "cpu" and torch.cuda.is_available():
             at_once = GPU_AT_ONCE
         run_study(

@@ -53,12 +53,16 @@ class Experiment:
         overrides: Sequence[str] = (),
         baseline: Path | None = None,
         teacher: Path | None = None,
+        tables_only: bool = False,
     ) -> Study:
-        """The experiment in a folder. ``baseline`` holds the finished runs of one trained before, seed-0 and so on;
-        ``teacher`` the one that arms which distill learn from."""
+        """The experiment in a folder. ``baseline`` holds the finished runs of one trained before, seed-0 and so on (for
+        ``tables_only``, of some seeds); ``teacher`` the one that arms which distill learn from."""
         arms = make_arms(self.drafts, self.defaults, overrides, epochs_scale)
         if baseline is not None:
-            arms = [_given(arm, baseline, seeds) if arm.name == BASELINE else arm for arm in arms]
+            least = 1 if tables_only else seeds
+            arms = [
+                _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
+            ]
         return Study(
             self.name,
             tuple(_comparable(_one_mean(arm)) for arm in arms),
@@ -87,16 +91,19 @@ class Experiment:
         return " ".join(words)
 
 
-def _given(arm: Arm, folder: Path, seeds: int) -> Arm:
-    """The baseline's runs of another folder: the same images, network and method, or the arms mean nothing."""
-    for seed in range(seeds):
-        run = folder / f"seed-{seed}"
-        if not record.finished(run):
-            raise ValueError(f"--baseline {folder}: {run} is not a finished run")
+def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
+    """The baseline's runs of another folder, of ``least`` seeds or more: the same images, network and method, or the
+    arms mean nothing."""
+    runs = [folder / f"seed-{seed}" for seed in range(seeds)]
+    missing = [run for run in runs if not record.finished(run)]
+    if seeds - len(missing) < least:
+        raise ValueError(f"--baseline {folder}: {missing[0]} is not a finished run")
+    for run in (run for run in runs if run not in missing):
         differs = record.difference(run, arm.recipe)
         wrong = [d for d in differs if d.startswith(("data", "model", "method"))]
         if wrong:
             raise ValueError(f"--baseline {folder} is another network's: {'; '.join(wrong)}")
+        differs = [d for d in differs if not d.startswith("name ")]
         if differs:
             print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
     return replace(arm, finished_in=folder)

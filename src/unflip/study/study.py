@@ -86,12 +86,17 @@ class Study:
         """The arms of a table: all, or those asked for and others that have runs to show."""
         if not only:
             return self
-        return self.only([*only, *(arm.name for arm in self.arms if self._has_runs(arm))])
+        return self.only([*only, *self.with_runs()])
+
+    def with_runs(self) -> list[str]:
+        """The arms with a finished run."""
+        return [arm.name for arm in self.arms if self._has_runs(arm)]
 
     def _has_runs(self, arm: Arm) -> bool:
         folders = [self.run_folder(arm, seed) for seed in self.seeds]
         done = [folder for folder in folders if record.finished(folder)]
-        return bool(done) and not any(record.difference(f, arm.recipe) for f in done)
+        mine = arm.finished_in is None  # another folder's runs were looked at when they were given
+        return bool(done) and not (mine and any(record.difference(f, arm.recipe) for f in done))
 
     def record(self, arm: Arm, seed: int) -> Record | None:
         """What came of a run; None while it is not over. It is over, too, where what it starts from has stopped."""
@@ -215,6 +220,14 @@ def run_study(
             tell()
     study.out.mkdir(parents=True, exist_ok=True)
     return tell(last=True)
+
+
+def write_tables(study: Study, report: Report = write_report) -> dict[str, Any]:
+    """Tables and figures of what is finished, and no training."""
+    done = study.with_runs()
+    if not done:
+        raise ValueError(f"study {study.name}: no finished run in {study.out}")
+    return report(study.only(done), True)
 
 
 def _say(study: Study, text: str) -> None:
