@@ -69,7 +69,7 @@ class Experiment:
             out,
             tuple(range(seeds)),
             self.title,
-            self._command(seeds, epochs_scale, overrides, baseline, teacher),
+            self._command(seeds, epochs_scale, overrides, teacher),
             _epochs_note(arms, epochs_scale),
             self.reference,
             teacher,
@@ -80,13 +80,12 @@ class Experiment:
         seeds: int,
         scale: float,
         overrides: Sequence[str],
-        baseline: Path | None,
         teacher: Path | None,
     ) -> str:
+        """From nothing: where a baseline was given, this trains one."""
         words = [f"unflip study {self.name} --seeds {seeds}"]
         words += [f"--epochs-scale {scale:g}"] if scale != 1 else []
         words += [f"--override {shlex.quote(override)}" for override in overrides]
-        words += ["--baseline DIR"] if baseline else []
         words += ["--teacher DIR"] if teacher else []
         return " ".join(words)
 
