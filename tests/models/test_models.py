@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unflip
@@ -22,6 +23,11 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
         "resnet20",
         {"width": 5, "order": "conv-bn-hardtanh", "shortcut": "conv"},
         7,
+    ),
+    "resnet20 prelu": (
+        "resnet20",
+        {"width": 4, "order": "conv-bn-prelu", "shortcut": "conv", "pixels": "mean"},
+        9,
     ),
     "resnet18": ("resnet18", {"width": 8}, 64),
     "resnet18 bireal": ("resnet18", {"width": 8, "variant": "bireal"}, 64),
@@ -182,6 +188,8 @@ def test_option_a_by_hand() -> None:
     out = OptionA(2, 4, 2)(x)
     zero = [[0.0, 0.0], [0.0, 0.0]]
     assert out.tolist() == [[zero, [[1.0, 3.0], [7.0, 9.0]], [[10.0, 12.0], [16.0, 18.0]], zero]]
+    mean = OptionA(2, 4, 2, "mean")(x)  # at an odd edge, of the pixels that are there
+    assert mean.tolist() == [[zero, [[3.0, 4.5], [7.5, 9.0]], [[12.0, 13.5], [16.5, 18.0]], zero]]
     assert OptionA(2, 5, 2)(x)[0].abs().sum((1, 2)).gt(0).tolist() == [
         False,
         True,
@@ -245,6 +253,16 @@ def test_the_orders_of_resnet20() -> None:
     assert isinstance(fda.head_activation, nn.ReLU)
     assert isinstance(irnet.head_norm, nn.BatchNorm1d)
     assert fda.get_parameter("layer1.0.prelu1.weight").tolist() == [0.25] * 4
+
+
+def test_prelu_comes_after_the_add_where_the_order_says_so() -> None:
+    block = models.resnet20(width=4, order="conv-bn-prelu", shortcut="conv").eval().layer1[0]
+    x = torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        block.after1.weight.fill_(0.5)
+        half = F.leaky_relu(block.bn1(block.conv1(x)) + x, 0.5)
+        expected = F.leaky_relu(block.bn2(block.conv2(half)) + half, 0.25)
+        assert torch.allclose(block(x), expected)
 
 
 def test_down_sampling_is_as_the_method_says_unless_told() -> None:

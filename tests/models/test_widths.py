@@ -85,7 +85,7 @@ def test_every_variant_of_resnet18_narrows(variant: str) -> None:
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 1000)
 
 
-@pytest.mark.parametrize("order", ["conv-prelu-bn", "conv-bn-hardtanh"])
+@pytest.mark.parametrize("order", ["conv-prelu-bn", "conv-bn-hardtanh", "conv-bn-prelu"])
 @pytest.mark.parametrize("shortcut", ["block", "conv"])
 def test_every_form_of_resnet20_narrows(order: str, shortcut: str) -> None:
     model = models.create("resnet20", widths=[4, 1, 0.25], order=order, shortcut=shortcut)

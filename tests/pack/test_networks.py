@@ -42,6 +42,7 @@ def test_every_method_in_every_network(network, method, agree, lively):
 
 VARIANTS = [
     ("resnet20", {"order": "conv-bn-hardtanh", "shortcut": "conv"}),
+    ("resnet20", {"order": "conv-bn-prelu", "shortcut": "conv", "pixels": "mean"}),
     ("resnet20", {"shortcut": "conv", "widths": [1, 0.5, 0.5]}),
     ("resnet18", {"variant": "bireal"}),
     ("resnet18", {"variant": "bireal-prelu"}),

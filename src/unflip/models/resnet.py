@@ -9,6 +9,7 @@ bireal-prelu    "with PReLU after every binary convolution", Han et al., ICML 20
                 conv → PReLU → BN, then add
 conv-prelu-bn   ResNet-20 of the LNS authors in FDA-BNN, Xu et al., NeurIPS 2021
 conv-bn-hardtanh  ResNet-20 of IR-Net, Qin et al., CVPR 2020, arXiv:1909.10788
+conv-bn-prelu   as ReActNet, Liu et al., ECCV 2020, arXiv:2003.03488, has it: conv → BN, add, then PReLU
 
 A binary layer binarizes its own input, so no sign is written here. All weights start as torch has them.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch.nn.functional as F
@@ -39,9 +41,10 @@ from unflip.models.base import (
 )
 
 Shortcut = Literal["block", "conv"]
-Order = Literal["conv-prelu-bn", "conv-bn-hardtanh"]
+Order = Literal["conv-prelu-bn", "conv-bn-hardtanh", "conv-bn-prelu"]
 Variant = Literal["plain", "bireal", "bireal-prelu"]
 Downsample = Literal["float", "binary"]
+Pixels = Literal["every-second", "mean"]
 
 # (channels in, channels out, stride) -> what carries x past a convolution that changes its shape
 MakeShortcut = Callable[[int, int, int], nn.Module]
@@ -53,6 +56,7 @@ class Style:
 
     shortcut: Shortcut
     prelu: bool = False  # between convolution and BatchNorm
+    prelu_after: bool = False  # in the place of ``after``
     before: Activation = "identity"  # on a convolution's input
     after: Activation = "identity"  # after BatchNorm, or after the add where there is one
 
@@ -69,12 +73,12 @@ class Block(nn.Module):
         self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False)
         self.prelu1 = nn.PReLU(c_out) if style.prelu else nn.Identity()
         self.bn1 = nn.BatchNorm2d(c_out)
-        self.after1 = activation_module(style.after)
+        self.after1 = _after(style, c_out)
         self.before2 = activation_module(style.before)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
         self.prelu2 = nn.PReLU(c_out) if style.prelu else nn.Identity()
         self.bn2 = nn.BatchNorm2d(c_out)
-        self.after2 = activation_module(style.after)
+        self.after2 = _after(style, c_out)
         self.downsample = downsample
         self.carry1 = Carry(c_out) if self.per_conv else nn.Identity()
         self.carry2 = Carry(c_out)
@@ -88,6 +92,10 @@ class Block(nn.Module):
             y = self.after1(y)
         y = self.bn2(self.prelu2(self.conv2(self.before2(y))))
         return self.after2(y + self.carry2(shortcut))
+
+
+def _after(style: Style, channels: int) -> nn.Module:
+    return nn.PReLU(channels) if style.prelu_after else activation_module(style.after)
 
 
 def stage(
@@ -107,23 +115,29 @@ def stage(
 class OptionA(nn.Module):
     """He et al.'s shortcut without weights: every second pixel, new channels zero, half on each side.
 
-    ``x[::2]`` and a 3×3 convolution of stride 2 and padding 1 both give ceil(n / 2) pixels, for odd n too. Where
-    channels become fewer (``widths`` can ask for that), the first ones go on and the rest end here.
+    ``x[::2]`` and a 3×3 convolution of stride 2 and padding 1 both give ceil(n / 2) pixels, for odd n too. With
+    ``pixels="mean"`` it is the mean of 2×2 pixels, so that none is dropped. Where channels become fewer (``widths`` can
+    ask for that), the first ones go on and the rest end here.
     """
 
-    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+    def __init__(self, c_in: int, c_out: int, stride: int, pixels: Pixels = "every-second") -> None:
         super().__init__()
         self.stride = stride
+        self.mean = pixels == "mean" and stride > 1
         self.kept = min(c_in, c_out)
         self.below = (c_out - self.kept) // 2
         self.above = c_out - self.kept - self.below
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x[:, : self.kept, :: self.stride, :: self.stride]
+        if self.mean:
+            x = F.avg_pool2d(x[:, : self.kept], self.stride, ceil_mode=True)
+        else:
+            x = x[:, : self.kept, :: self.stride, :: self.stride]
         return F.pad(x, (0, 0, 0, 0, self.below, self.above))
 
     def extra_repr(self) -> str:
-        return f"stride={self.stride}, zero_channels=({self.below}, {self.above})"
+        mean = ", mean of pixels" if self.mean else ""
+        return f"stride={self.stride}, zero_channels=({self.below}, {self.above}){mean}"
 
 
 class CifarResNet(nn.Module):
@@ -134,6 +148,7 @@ class CifarResNet(nn.Module):
         channels: Sequence[int],
         style: Style,
         order: Order,
+        shortcut: MakeShortcut,
         num_classes: int,
         in_channels: int,
     ) -> None:
@@ -142,11 +157,11 @@ class CifarResNet(nn.Module):
         c1, c2, c3 = channels
         self.conv1 = nn.Conv2d(in_channels, c1, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(c1)
-        self.stem_activation = activation_module("hardtanh" if irnet else "identity")
-        self.layer1 = stage(c1, c1, 3, 1, style, OptionA)
-        self.layer2 = stage(c1, c2, 3, 2, style, OptionA)
-        self.layer3 = stage(c2, c3, 3, 2, style, OptionA)
-        self.head_activation = activation_module("identity" if irnet else "relu")
+        self.stem_activation = _after(style, c1)
+        self.layer1 = stage(c1, c1, 3, 1, style, shortcut)
+        self.layer2 = stage(c1, c2, 3, 2, style, shortcut)
+        self.layer3 = stage(c2, c3, 3, 2, style, shortcut)
+        self.head_activation = activation_module("relu" if style.prelu else "identity")
         self.head_norm = nn.BatchNorm1d(c3) if irnet else nn.Identity()
         self.fc = nn.Linear(c3, num_classes)
 
@@ -167,6 +182,7 @@ def resnet20(
     widths: Sequence[float] | None = None,
     shortcut: Shortcut = "block",
     order: Order = "conv-prelu-bn",
+    pixels: Pixels = "every-second",
 ) -> nn.Module:
     """ResNet-20 for small images (32×32; 8×8 and odd sizes work), of width 16, 32, 64.
 
@@ -179,16 +195,27 @@ def resnet20(
               channel, which is our choice: FDA-BNN shares one slope among all channels.
               "conv-bn-hardtanh": hardtanh(bn(conv(x)) + shortcut); the stem is conv → BN → hardtanh, the
               head mean → BatchNorm → linear. This is IR-Net's released code.
+              "conv-bn-prelu": prelu(bn(conv(x)) + shortcut), a slope for each channel; the stem is
+              conv → BN → PReLU, the head mean → linear. ReActNet's order, and with it that of most
+              later networks; not a published ResNet-20 to the letter.
+    pixels    what a shortcut keeps where the image becomes smaller: "every-second" (He et al.) or the
+              "mean" of 2×2.
 
     Shortcuts that change the shape have no weights (:class:`OptionA`), so stem and ``fc`` are the only
     layers that stay float.
     """
-    check_options("resnet20", shortcut=(shortcut, Shortcut), order=(order, Order))
+    check_options(
+        "resnet20", shortcut=(shortcut, Shortcut), order=(order, Order), pixels=(pixels, Pixels)
+    )
     check_sizes("resnet20", num_classes=num_classes, in_channels=in_channels, width=width)
-    prelu = order == "conv-prelu-bn"
-    style = Style(shortcut, prelu, after="identity" if prelu else "hardtanh")
+    style = {
+        "conv-prelu-bn": Style(shortcut, prelu=True),
+        "conv-bn-hardtanh": Style(shortcut, after="hardtanh"),
+        "conv-bn-prelu": Style(shortcut, prelu_after=True),
+    }[order]
     channels = scaled_channels("resnet20", (width, 2 * width, 4 * width), widths, "stage")
-    model = CifarResNet(channels, style, order, num_classes, in_channels)
+    keep = partial(OptionA, pixels=pixels)
+    model = CifarResNet(channels, style, order, keep, num_classes, in_channels)
     return binary_twin(model, resolve_method(method))
 
 
