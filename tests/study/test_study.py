@@ -190,11 +190,11 @@ def test_arms_that_distill_get_the_teacher_and_others_none(
 ) -> None:
     study = on_digits("beyond", tmp_path, 1, teacher=Path("t"))
     teachers = {arm.name: study.jobs(arm, [0])[0].teacher for arm in study.arms}
-    assert teachers.pop("conv-distill") == teachers.pop("conv-reactnet-distill") == Path("t")
+    assert teachers.pop("distill") == teachers.pop("all") == Path("t")
     assert set(teachers.values()) == {None}
     without = EXPERIMENTS["beyond"].study(tmp_path, 1)
     with pytest.raises(
-        ValueError, match=r"arm 'conv-distill' learns .* give its folder as --teach"
+        ValueError, match=r"arm 'distill' learns .* give its folder as --teach"
     ):
         run_study(without)
     assert trainer.calls == []

@@ -327,6 +327,8 @@ CORRECTIONS = Experiment(
 )
 
 FAST = "optimizer.latent_lr=1.0"  # ten times the rate of everything else
+AFTER = "model.order=conv-bn-prelu"
+MEAN = "model.pixels=mean"
 DISTILL = "distill={teacher: cifar10-resnet20-teacher}"
 
 
@@ -334,29 +336,29 @@ def _stronger(name: str, label: str, *changes: str) -> Draft:
     return Draft(name, label, DOREFA, ("model.shortcut=conv", *changes))
 
 
+def _faster(name: str, label: str, *changes: str) -> Draft:
+    return _stronger(name, f"… latent weights 10 × faster{label}", FAST, *changes)
+
+
 BEYOND = Experiment(
     "beyond",
     "What makes a stronger ±1 ResNet-20 than the paper's",
-    "One shortcut a convolution, and on top of it faster latent weights, other methods, a float teacher: on 10,000 "
-    "training images held out.",
+    "One shortcut a convolution, and on top of it faster latent weights, other methods, another order, a teacher: "
+    "on 10,000 training images held out.",
     (
         _BASELINE,
         _stronger("conv", "one shortcut a convolution"),
-        _stronger("conv-fast", "… latent weights 10 × faster", FAST),
-        _stronger("conv-adam", "… Adam", "optimizer={name: adam, lr: 0.001}"),
-        _stronger("conv-bop", "… Bop", "method=bop"),
-        _stronger("conv-recu", "… ReCU, latent weights 10 × faster", "method=recu", FAST),
-        _stronger(
-            "conv-reactnet", "… ReActNet, latent weights 10 × faster", "method=reactnet", FAST
-        ),
-        _stronger("conv-distill", "… latent weights 10 × faster, a teacher", FAST, DISTILL),
-        _stronger(
-            "conv-reactnet-distill",
-            "… ReActNet, latent weights 10 × faster, a teacher",
-            "method=reactnet",
-            FAST,
-            DISTILL,
-        ),
+        _stronger("adam", "… Adam", "optimizer={name: adam, lr: 0.001}"),
+        _stronger("bop", "… Bop", "method=bop"),
+        _faster("fast", ""),
+        _faster("decay", ", weight decay 0.0001", "optimizer.weight_decay=0.0001"),
+        _faster("recu", ", ReCU", "method=recu"),
+        _faster("reactnet", ", ReActNet", "method=reactnet"),
+        _faster("mean", ", shortcuts average pixels", MEAN),
+        _faster("after", ", PReLU after the add", AFTER),
+        _faster("after-reactnet", ", PReLU after the add, ReActNet", AFTER, "method=reactnet"),
+        _faster("distill", ", a teacher", DISTILL),
+        _faster("all", ", all of the last five", AFTER, MEAN, "method=reactnet", DISTILL),
     ),
     TUNING,
     "conv",
