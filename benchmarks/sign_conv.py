@@ -10,6 +10,7 @@ operands in the cache as a preceding layer leaves them. First each of our result
     wgrad    ours: one kernel and a sum   cuDNN: of the sign it already has
 
 The sum and the two elementwise kernels are torch's own; torch.compile would fuse them with their neighbours.
+The float first layer has a line of its own: the same kernels with real values, and no gradient of the input.
 ``--sweep`` times the sign gradient for other numbers of programs, to choose ``PROGRAMS_PER_SM``.
 """
 
@@ -34,6 +35,7 @@ from unflip.train import sign_conv
 SHAPES = [(16, 16, 32, 1), (16, 32, 32, 2), (32, 32, 16, 1), (32, 64, 16, 2), (64, 64, 8, 1)]
 COUNTS = [6, 1, 5, 1, 5]  # of each in ResNet-20, whose first layer is not binary
 PASSES = ["fprop", "dgrad", "wgrad"]
+STEM = (3, 16, 32, 1)
 
 
 def microseconds(call: Callable[[], Any], calls: int) -> float:
@@ -130,6 +132,30 @@ class Case:
         return results[0 if of_input else 1]
 
 
+class Stem(Case):
+    """The first layer: real values times real weights."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(STEM, batch, "given")
+        self.binary = self.x
+        self.halves = torch.randn_like(self.halves)
+        self.signs = self.halves.float()
+
+    def times(self, calls: int) -> dict[str, dict[str, float]]:
+        ways = {"ours": self.ours(), "cuDNN": self.cudnn()}
+        return {
+            name: {column: microseconds(way[name], calls) for column, way in ways.items()}
+            for name in ("fprop", "wgrad")
+        }
+
+    def errors(self) -> dict[str, float]:
+        exact = self.exact()
+        return {
+            name: ((self.ours()[name]().double() - exact[name]).norm() / exact[name].norm()).item()
+            for name in ("fprop", "wgrad")
+        }
+
+
 def check(case: Case) -> dict[str, float]:
     """Relative error of each of our results against float64; the output has to be exact."""
     exact, errors = case.exact(), {}
@@ -211,6 +237,16 @@ def main() -> None:
         + ", ".join(f"{k} {v:.0f}" for k, v in totals.items())
     )
 
+    stem = Stem(options.batch)
+    stem_errors, stem_times = stem.errors(), stem.times(options.calls)
+    print(
+        "float first layer 3→16 @32×32, µs: "
+        + ", ".join(
+            f"{name} {found['ours']:.1f} (cuDNN {found['cuDNN']:.1f}, error {stem_errors[name]:.1e})"
+            for name, found in stem_times.items()
+        )
+    )
+
     print("\nrelative errors against float64 (fprop is exact):")
     for label, found in errors.items():
         print(f"  {label:18} dgrad {found['dgrad']:.1e}   wgrad {found['wgrad']:.1e}")
@@ -223,7 +259,9 @@ def main() -> None:
     print(f"\n{time.perf_counter() - began:.0f} s")
     if options.json:
         options.json.write_text(
-            json.dumps({"us": rows, "errors": errors, "totals": totals}, indent=1)
+            json.dumps(
+                {"us": rows, "errors": errors, "totals": totals, "stem us": stem_times}, indent=1
+            )
         )
 
 

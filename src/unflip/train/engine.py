@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unflip import layers
-from unflip.layers import BinaryLayer, binary_layers
-from unflip.train import mapping, mapping_conv, sign_conv
+from unflip.layers import binary_layers, inside_binarizer
+from unflip.train import mapping, mapping_conv, sign_conv, stem_conv
 from unflip.train.learner import Learner
 
 
@@ -28,6 +28,7 @@ class Engine:
         torch.backends.cudnn.allow_tf32 = False
         sign_conv.side_by_side = len(learners)
         self._fuse()
+        self._take_stems()
         self._map_together()
         if compiled:
             self._compile()
@@ -63,6 +64,22 @@ class Engine:
                 f"training with cuDNN's convolutions, because ours failed: {_first_line(error)}",
                 stacklevel=3,
             )
+
+    def _take_stems(self) -> None:
+        """Use our kernels for float convolutions of images, if they work here and give what cuDNN does."""
+        if not sign_conv.available():
+            return
+        try:
+            for learner in _one_of_each(self.learners):
+                check_stems(learner)
+        except Exception as error:
+            warnings.warn(
+                f"training with cuDNN's first convolution, because ours failed: {_first_line(error)}",
+                stacklevel=3,
+            )
+            return
+        for learner in self.learners:
+            learner.stems = list(_stems(learner).values())
 
     def _map_together(self) -> None:
         """Use the kernels for LNS's mappings, if they work here and give what the plain ones do."""
@@ -165,14 +182,49 @@ def fused_sign_convolution(layer: Any, x: Tensor, unit: Tensor) -> Tensor | None
     return sign_conv.sign_conv2d(x.to(torch.float16), unit, layer.stride, layer.padding, kind)
 
 
-def check_fused(learner: Learner, tolerance: float = 0.01) -> None:
+def check_fused(learner: Learner) -> None:
     """Run every shape of layer once fused and once plain; also tunes the kernels before capture."""
+    binary = dict(binary_layers(learner.model))
+    for name, x in _inputs(learner, binary).items():
+        fused = _values_and_gradients(binary[name], x.requires_grad_())
+        kernel, layers.fused_product = layers.fused_product, None
+        plain = _values_and_gradients(binary[name], x)
+        layers.fused_product = kernel
+        _compare(name, fused, plain)
+
+
+def check_stems(learner: Learner) -> None:
+    """Run every stem once by our kernels and once by cuDNN; also tunes the kernels before capture."""
+    stems = _stems(learner)
+    if not stems:
+        return
+    for name, x in _inputs(learner, stems).items():
+        with stem_conv.by_kernel([stems[name]]):
+            ours = _values_and_gradients(stems[name], x)
+        _compare(name, ours, _values_and_gradients(stems[name], x))
+
+
+def _stems(learner: Learner) -> dict[str, nn.Conv2d]:
+    """Convolutions of few channels that are float, by name, where training is in half precision."""
+    if not learner.half:
+        return {}
+    return {
+        name: module
+        for name, module in learner.model.named_modules()
+        if stem_conv.may_be_stem(module) and not inside_binarizer(name)
+    }
+
+
+def _inputs(learner: Learner, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """What each of the modules is given in a step: the last, where there are several; none, where it is not called."""
     inputs: dict[str, Tensor] = {}
+
+    def remember(name: str, x: Tensor) -> None:
+        inputs[name] = x.detach().requires_grad_(x.requires_grad)
+
     handles = [
-        layer.register_forward_pre_hook(
-            lambda module, args, name=name: inputs.update({name: args[0].detach()})
-        )
-        for name, layer in binary_layers(learner.model)
+        module.register_forward_pre_hook(lambda _, args, name=name: remember(name, args[0]))
+        for name, module in modules.items()
     ]
     try:
         snapshot = learner.snapshot()
@@ -181,28 +233,30 @@ def check_fused(learner: Learner, tolerance: float = 0.01) -> None:
     finally:
         for handle in handles:
             handle.remove()
-    for name, layer in binary_layers(learner.model):
-        fused = _layer_gradients(layer, inputs[name])
-        kernel, layers.fused_product = layers.fused_product, None
-        plain = _layer_gradients(layer, inputs[name])
-        layers.fused_product = kernel
-        for what, a, b in zip(
-            ("output", "input's gradient", "weight's gradient"), fused, plain, strict=True
-        ):
-            error, norm = (a - b).norm().item(), b.norm().item()
-            if not error <= tolerance * norm:
-                raise RuntimeError(f"{what} of {name} is off by {error:.3g} (norm {norm:.3g})")
+    return inputs
 
 
-def _layer_gradients(layer: BinaryLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    x = x.clone().requires_grad_()
-    with torch.autocast("cuda", torch.float16, cache_enabled=False):
+def _values_and_gradients(layer: Any, x: Tensor) -> dict[str, Tensor]:
+    """A layer's output, and the gradients of its weight, and of ``x`` where that requires one, for a fixed probe."""
+    with torch.autocast(x.device.type, torch.float16, cache_enabled=False):
         y = layer(x)
     probe = torch.randn(
         y.shape, device=y.device, generator=torch.Generator(y.device).manual_seed(0)
     )
-    grads = torch.autograd.grad((y.float() * probe).sum(), [x, layer.weight])
-    return y.detach().float(), grads[0].float(), grads[1].float()
+    leaves = {"weight's gradient": layer.weight}
+    if x.requires_grad:
+        leaves["input's gradient"] = x
+    grads = torch.autograd.grad((y.float() * probe).sum(), list(leaves.values()))
+    return {"output": y.detach(), **dict(zip(leaves, grads, strict=True))}
+
+
+def _compare(
+    name: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = 0.01
+) -> None:
+    for what, b in expected.items():
+        error, norm = (found[what].float() - b.float()).norm().item(), b.float().norm().item()
+        if not error <= tolerance * norm:
+            raise RuntimeError(f"{what} of {name} is off by {error:.3g} (norm {norm:.3g})")
 
 
 def check_straight_through(model: nn.Module, tolerance: float = 0.02) -> None:

@@ -28,7 +28,7 @@ The sign is taken from the bits, two values at a time: x + 0 is never −0, and 
 no gradient: a diverging network shows in its loss, not in the output of this convolution.
 
 Methods with another gradient, or with ternary inputs, binarize on their own: with ``inputs="given"`` the values are
-taken as they are, and their gradient is not masked.
+taken as they are, and their gradient is not masked. ``stem_conv`` gives real values, with fewer than 16 channels.
 """
 
 # Triton reads the annotations of kernels, and knows no Any: pointers and numbers go without.
@@ -99,11 +99,28 @@ def sign_conv2d(
         raise TypeError(f"sign_conv2d: the input is {x.dtype}, which should be torch.float16")
     if inputs not in INPUTS:
         raise ValueError(f"sign_conv2d: inputs={inputs!r} is not one of {', '.join(INPUTS)}")
+    return _convolve(x, signs, stride, padding, INPUTS.index(inputs))
+
+
+def convolve_given(
+    x: Tensor, weight: Tensor, stride: int | Sequence[int], padding: int | Sequence[int]
+) -> Tensor:
+    """``conv2d(x, weight)`` of float16 ``x`` for what is no :func:`misfit`, rounded: neither has to be ±1."""
+    return _convolve(x, weight, stride, padding, INPUTS.index("given"))
+
+
+def _convolve(
+    x: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    kind: int,
+) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
-    # The op multiplies with these halves and gives its gradient to the signs. Out here, the compiler can make
+    # The op multiplies with these halves and gives its gradient to the weight. Out here, the compiler can make
     # them in the kernel that computes the signs.
-    halves = signs.detach().to(torch.float16).contiguous(memory_format=torch.channels_last)
-    return _forward(x, signs, halves, _single(stride), _single(padding), INPUTS.index(inputs))
+    halves = weight.detach().to(torch.float16).contiguous(memory_format=torch.channels_last)
+    return _forward(x, weight, halves, _single(stride), _single(padding), kind)
 
 
 def tuned() -> dict[str, dict[tuple[Any, ...], str]]:
@@ -125,7 +142,27 @@ def _obstacle(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> str | None:
-    """Why the kernels do not cover a layer, or None."""
+    """Why the kernels do not cover a binary layer, or None."""
+    problem = misfit(x_shape, weight_shape, stride, padding, dilation, groups)
+    if problem is not None:
+        return problem
+    o, c, kh, kw = weight_shape
+    if c % 16 or o % 16:
+        return f"{c} and {o} channels are not both multiples of 16"
+    if c * kh * kw > MOST_TERMS:
+        return f"{c * kh * kw} terms a sum; float16 is exact to {MOST_TERMS}"
+    return None
+
+
+def misfit(
+    x_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int] | str,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> str | None:
+    """Why the kernels cover no such layer, whatever its values, or None."""
     if len(x_shape) != 4 or len(weight_shape) != 4:
         return "input and weight should have four dimensions"
     if groups != 1 or _single(dilation) != 1:
@@ -135,10 +172,6 @@ def _obstacle(
     (n, c, h, w), (o, weight_c, kh, kw) = x_shape, weight_shape
     if weight_c != c:
         return f"the input has {c} channels, the weight {weight_c}"
-    if c % 16 or o % 16:
-        return f"{c} and {o} channels are not both multiples of 16"
-    if c * kh * kw > MOST_TERMS:
-        return f"{c * kh * kw} terms a sum; float16 is exact to {MOST_TERMS}"
     if min(n, c, o, h, w, kh, kw) < 1:
         return "nothing to compute"
     ho, wo = _output_size((h, w), (kh, kw), _single(stride), _single(padding))
@@ -176,8 +209,8 @@ def _jit(function: Callable[..., Any]) -> Any:
 
 
 # A step of the sum takes GROUP · PART values, PART being the largest power of two that divides the channels, up
-# to 64. UNROLL: straight code that loads one step ahead, which goes through the cache near the processor;
-# otherwise a loop with num_stages − 1 copies to shared memory in flight, which does not.
+# to 64, or 16 where that is less. UNROLL: straight code that loads one step ahead, which goes through the cache
+# near the processor; otherwise a loop with num_stages − 1 copies to shared memory in flight, which does not.
 PIXEL_BLOCKS = [
     # BLOCK_P, GROUP, UNROLL, num_warps, num_stages
     (128, 1, True, 4, 1),
@@ -661,8 +694,8 @@ def _power(count: int, most: int) -> int:
 
 
 def _part(channels: int) -> int:
-    """The largest power of two that divides ``channels``, up to 64."""
-    return min(64, channels & -channels)
+    """The largest power of two that divides ``channels``, up to 64; 16 where that is less, to be a product's side."""
+    return min(64, max(16, channels & -channels))
 
 
 def _cdiv(a: int, b: int) -> int:
