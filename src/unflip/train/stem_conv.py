@@ -102,6 +102,7 @@ def may_be_stem(module: nn.Module) -> TypeGuard[nn.Conv2d]:
         type(module) is nn.Conv2d
         and "forward" not in vars(module)  # someone else has changed it
         and module.in_channels <= MOST_CHANNELS
+        and max(module.kernel_size) <= 3  # larger windows are right, but have not been timed
         and module.padding_mode == "zeros"
         and module.weight.dtype == torch.float32
     )
