@@ -96,8 +96,10 @@ class MappedSign(WeightBinarizer):
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
             self.register_buffer("labels", empty)
             self.latent_replaced(weight)
-        # Tensors, not numbers: a compiled step is the same for every α and ρ, so a sweep compiles one.
-        self.register_buffer("alpha", weight.new_tensor(config.alpha), persistent=False)
+        # Tensors, not numbers: a compiled step is the same for every α and ρ, so a sweep compiles one. α is that of
+        # the mean over the layer, which a sum is with another α.
+        alpha = config.alpha * (weight.numel() if config.reduction == "sum" else 1)
+        self.register_buffer("alpha", weight.new_tensor(alpha), persistent=False)
         estimated = config.rates == "estimated"  # the given ones, until set_flip_rates
         shape = weight.shape if estimated else ()
         for name, rho in (("rho_plus", config.rho_plus), ("rho_minus", config.rho_minus)):
@@ -169,7 +171,7 @@ class MappedSign(WeightBinarizer):
         if config.loss_on == "after_sign":
             q_hat = straight_through(sign(q_hat), self._passed(q_hat))
         loss = self.supervision(q_hat, self.noisy_labels(weight))
-        return self.alpha * (loss.mean() if config.reduction == "mean" else loss.sum())
+        return self.alpha * loss.mean()
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.base.start_epoch(epoch, epochs)

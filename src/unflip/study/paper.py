@@ -30,7 +30,8 @@ RHOS = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2)
 TUNING = ("data.validation=10000",)  # hyper-parameters are not chosen on test images
 # 70, 90 and 110 of 120 epochs, as the paper has it for ImageNet
 STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
-STILL = 1e-30  # a learning rate above zero at which no weight moves
+SLOW = "optimizer.mapping_lr=0.0001"  # a hundredth of the other rates
+STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
 
 
 @dataclass(frozen=True)
@@ -281,6 +282,10 @@ CONTROLS = Experiment(
         _after("clipped", "clipped gradient", LNS, "method.gradient=clipped"),
         _after("alpha-0.1", "α = 0.1", LNS, "method.alpha=0.1"),
         _after(ONE_MEAN, "one mean over all weights", LNS, "method.reduction=sum"),
+        _after("slow", "mapping 100 × slower", LNS, SLOW),
+        _after("mapping", "α = 0", MAPPING),
+        _after("mapping-slow", "α = 0, mapping 100 × slower", MAPPING, SLOW),
+        _after("mapping-still", "α = 0, mapping stays", MAPPING, STAYS),
         _after("residual", "residual mapping", LNS, "method.mapping=residual"),
         _after("residual-mapping", "residual mapping, α = 0", MAPPING, "method.mapping=residual"),
         _after(
@@ -288,7 +293,7 @@ CONTROLS = Experiment(
             "residual mapping, α = 0, g stays 0",
             MAPPING,
             "method.mapping=residual",
-            f"optimizer.mapping_lr={STILL}",
+            STAYS,
         ),
         _after("finetune", "fine-tuning", FINETUNE),
         _finetune_with_latent(10),
