@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unflip import layers
+from unflip import layers, methods
 from unflip.layers import binary_layers, inside_binarizer
 from unflip.train import mapping, mapping_conv, sign_conv, stem_conv
 from unflip.train.learner import Learner
+from unflip.train.recipe import Recipe
 
 
 class Engine:
@@ -56,7 +57,7 @@ class Engine:
         if layers.fused_product is None:
             return
         try:
-            for learner in _one_of_each(self.learners):
+            for learner in _one_of_each_family(self.learners):
                 check_fused(learner)
         except Exception as error:
             layers.fused_product = None
@@ -70,7 +71,7 @@ class Engine:
         if not sign_conv.available():
             return
         try:
-            for learner in _one_of_each(self.learners):
+            for learner in _one_of_each_family(self.learners):
                 check_stems(learner)
         except Exception as error:
             warnings.warn(
@@ -87,7 +88,7 @@ class Engine:
         if not mapping_conv.available():
             return
         try:
-            for learner in _one_of_each(self.learners):
+            for learner in _one_of_each_family(self.learners):
                 mapping.check_kernels(learner.model)
             mapping.kernels = True
         except Exception as error:
@@ -137,6 +138,15 @@ class Engine:
 def _one_of_each(learners: Sequence[Learner]) -> list[Learner]:
     """A learner of each method: what holds for one seed holds for the others."""
     return list({str(learner.recipe.method): learner for learner in learners}.values())
+
+
+def _one_of_each_family(learners: Sequence[Learner]) -> list[Learner]:
+    """A learner of each kind of weights and inputs: to a kernel, another α is the same."""
+    return list({_family(learner.recipe): learner for learner in learners}.values())
+
+
+def _family(recipe: Recipe) -> str:
+    return "float" if recipe.method == "float" else methods.resolve(recipe.method).family
 
 
 def _captured_steps(learners: Sequence[Learner]) -> torch.cuda.CUDAGraph:
