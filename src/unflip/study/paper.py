@@ -30,6 +30,8 @@ RHOS = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2)
 TUNING = ("data.validation=10000",)  # hyper-parameters are not chosen on test images
 # 70, 90 and 110 of 120 epochs, as the paper has it for ImageNet
 STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
+# a tenth after every quarter, as the paper has it for LNS itself
+QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
 SLOW = "optimizer.mapping_lr=0.0001"  # a hundredth of the other rates
 STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
 
@@ -186,9 +188,8 @@ READINGS = Experiment(
         replace(_BASELINE, label="cosine decay, one shortcut a block"),
         _reading("step", "decay by steps", STEPS),
         _reading("conv", "one shortcut a convolution", "model.shortcut=conv"),
-        _reading(
-            "conv-step", "one shortcut a convolution, decay by steps", "model.shortcut=conv", STEPS
-        ),
+        _reading("conv-step", "… decay by steps", "model.shortcut=conv", STEPS),
+        _reading("conv-quarters", "… decay every quarter", "model.shortcut=conv", QUARTERS),
         _reading("latent-3x", "latent weights 3 × faster", "optimizer.latent_lr=0.3"),
         _reading("latent-10x", "latent weights 10 × faster", "optimizer.latent_lr=1.0"),
     ),
