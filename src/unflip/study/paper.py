@@ -354,10 +354,11 @@ BEYOND = Experiment(
     (
         _BASELINE,
         _stronger("conv", "one shortcut a convolution"),
+        _stronger("decay", "… weight decay 0.0005", "optimizer.weight_decay=0.0005"),
         _stronger("adam", "… Adam", "optimizer={name: adam, lr: 0.001}"),
         _stronger("bop", "… Bop", "method=bop"),
         _faster("fast", ""),
-        _faster("decay", ", weight decay 0.0001", "optimizer.weight_decay=0.0001"),
+        _faster("fast-decay", ", weight decay 0.0001", "optimizer.weight_decay=0.0001"),
         _faster("recu", ", ReCU", "method=recu"),
         _faster("reactnet", ", ReActNet", "method=reactnet"),
         _faster("mean", ", shortcuts average pixels", MEAN),
