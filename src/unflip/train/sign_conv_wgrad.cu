@@ -1,0 +1,376 @@
+// The sign gradient of a binary 3x3 convolution (stride 1, padding 1, C = O = 16, 32 or 64), for many networks at once:
+//
+//     grad_s[o][kh][kw][c] = sum over pixels p of  g[p][o] * B(x)[p + (kh-1, kw-1)][c]
+//
+// x and g are float16 and NHWC, the sums float32. B(x) is sign(x) (KIND 0; sign(0) = sign(-0) = +1, and 0 in the
+// padding), 1[x > 1/2] (KIND 1), or x itself (KIND 2).
+//
+// A block copies a strip of rows into shared memory, and the next strip while it multiplies this one. A warp walks down
+// 16 columns of the strip. It reads a row of x three times, one column to the right each time (kw = 0, 1, 2), and
+// each of these meets three rows of g (kh = 0, 1, 2), which stay in registers until the walk has passed them:
+//
+//          x, with a column of zeros at each side             g
+//         +-+---------------------------------+-+
+//         |0|                                 |0|            +---------------------------------+
+//         |0|  [. . . . 16 pixels . . . . ]   |0|  row r-1 - |  [ . . . . above . . . . . . ]  |  kh = 2
+//   row r |0| ([< < < < < < kw = 0, 1, 2 > > >])|0| -------- |  [ . . . . here  . . . . . . ]  |  kh = 1
+//         |0|                                 |0|  row r+1 - |  [ . . . . below . . . . . . ]  |  kh = 0
+//         +-+---------------------------------+-+            +---------------------------------+
+//
+//     one step down:  3 loads of x + 1 of g (ldmatrix, 16 pixels x 16 channels each)
+//                     9 taps x 2 products (mma m16n8k16: rows o, columns c, a sum over the 16 pixels)
+//
+// Images of up to 8 columns go in pairs: 8 pixels of one and 8 of the other make the 16.
+//
+//     shared memory, twice           plane 0: channels 0-7      plane 1: channels 8-15      ...
+//                                   +------+------+------+-    +------+------+------+-
+//                                   | p 0  | p 1  | p 2  |     | p 0  | p 1  | p 2  |
+//                                   +------+------+------+-    +------+------+------+-
+//                                    16 bytes: 8 halves
+//
+// Eight channels of the pixels lie in a plane of their own, so that eight pixels in a row are 128 adjacent bytes, without
+// a bank conflict wherever they begin, and a tap is a constant added to an address. The planes are shifted against
+// each other by what a pixel has, so that the copies, which go pixel by pixel, meet no conflict either.
+//
+// The copies (cp.async) pass no registers: these are full of sums, 9 taps x 16 x 16 a warp. So the sign is taken after
+// ldmatrix, thrice for every x, in instructions for which the tensor cores leave time. Where a warp's column leaves the
+// image, x + 0 is 0 and gets no 1.0 (0x3C00); rows outside are not visited.
+//
+//     C = 16            the warps take columns and parts of the rows, and are added at the end through shared memory
+//     O_TILE, C_TILE    otherwise, (o, c) in tiles for the grid's second axis and, in a tile, 16 x 16 for every warp
+//
+// Chunk i takes strips i, i + chunks, ... and writes partial[i][o][kh][kw][c]; there are no atomics: the same bits
+// every time. Constants come by -D: C, H, W, KIND; ROWS of a strip; WARPS of a block; O_TILE, C_TILE; SHARED_BYTES.
+// The tests compile this file with g++ as well, against an emulator of a warp that brings its own intrinsics.
+
+constexpr int IMAGES = W <= 8 ? 2 : 1;  // that share the 16 pixels of a product
+constexpr int COLUMNS = W <= 8 ? 8 : (W + 15) / 16 * 16;
+constexpr int GROUPS = IMAGES * COLUMNS / 16;  // of 16 pixels, side by side
+constexpr int STRIP_ROWS = ROWS < H ? ROWS : H;
+constexpr int STRIPS = (H + STRIP_ROWS - 1) / STRIP_ROWS;  // in an image
+constexpr int HALO = STRIPS > 1 ? 1 : 0;                   // rows of x above and below a strip
+
+constexpr int PIECE = 16;  // bytes: 8 channels of a pixel
+constexpr int X_PIECES = C_TILE / 8;
+constexpr int G_PIECES = O_TILE / 8;
+constexpr int X_ROWS = STRIP_ROWS + 2 * HALO;
+constexpr int X_PITCH = COLUMNS + 2;
+constexpr int X_ROW = X_PITCH * PIECE;
+constexpr int G_ROW = COLUMNS * PIECE;
+
+// Bytes of a plane: 8 threads copy 8 / pieces pixels, whose pieces should fall into different banks.
+__device__ constexpr int plane_bytes(int pixels, int pieces) {
+    return (pixels + (8 / pieces + 7 - (pixels + 7) % 8) % 8) * PIECE;
+}
+constexpr int X_IMAGE = X_ROWS * X_ROW;
+constexpr int G_IMAGE = STRIP_ROWS * G_ROW;
+constexpr int X_PLANE = plane_bytes(IMAGES * X_ROWS * X_PITCH, X_PIECES);
+constexpr int G_PLANE = plane_bytes(IMAGES * STRIP_ROWS * COLUMNS, G_PIECES);
+constexpr int X_BYTES = X_PIECES * X_PLANE;
+constexpr int BUFFER_BYTES = X_BYTES + G_PIECES * G_PLANE;
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int C_WARPS = C_TILE / 16;
+constexpr int TILE_WARPS = O_TILE / 16 * C_WARPS;
+constexpr int PIXEL_WARPS = WARPS / TILE_WARPS;  // with the same (o, c)
+constexpr int PARTS = PIXEL_WARPS > GROUPS ? PIXEL_WARPS / GROUPS : 1;  // of a strip's rows
+constexpr int PART_ROWS = (STRIP_ROWS + PARTS - 1) / PARTS;
+constexpr bool EQUAL_PARTS = H % STRIP_ROWS == 0 && STRIP_ROWS % PARTS == 0;
+
+constexpr int TAPS = 9;
+constexpr int PAIRS = TAPS * 2 * 2;  // of adjacent sums a thread has
+constexpr int SCRATCH_BYTES = PIXEL_WARPS > 1 ? WARPS * PAIRS * 32 * 8 : 0;
+
+static_assert(C % O_TILE == 0 && C % C_TILE == 0, "tiles divide the channels");
+static_assert(O_TILE % 16 == 0 && C_TILE % 16 == 0, "a warp has 16 x 16 channels");
+static_assert(O_TILE <= 64 && C_TILE <= 64, "eight threads copy a pixel at most");
+static_assert(WARPS % TILE_WARPS == 0, "every (o, c) has the same number of warps");
+static_assert(SHARED_BYTES >= 2 * BUFFER_BYTES && SHARED_BYTES >= SCRATCH_BYTES, "SHARED_BYTES");
+
+// ---------------------------------------------------------------------------------------- instructions
+
+#ifdef __CUDACC__
+
+struct Words {  // a lane's part of 16 pixels x 16 channels of float16
+    unsigned of[4];
+};
+
+extern __shared__ __align__(128) unsigned char shared_memory[];
+
+__device__ __forceinline__ unsigned shared_address(const void *at) {
+    unsigned address;
+    asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }" : "=r"(address) : "l"(at));
+    return address;
+}
+
+__device__ __forceinline__ Words ldmatrix_x4_trans(unsigned at) {
+    Words words;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.of[0]), "=r"(words.of[1]), "=r"(words.of[2]), "=r"(words.of[3])
+                 : "r"(at)
+                 : "memory");
+    return words;
+}
+
+__device__ __forceinline__ void mma(float (&sum)[4], const Words &a, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a.of[0]), "r"(a.of[1]), "r"(a.of[2]), "r"(a.of[3]), "r"(b0), "r"(b1));
+}
+
+// 16 bytes on their way to shared memory; zeros if they do not exist.
+__device__ __forceinline__ void copy_async(unsigned to, const void *from, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// x + 0, which is never -0, of two halves.
+__device__ __forceinline__ unsigned add_zero(unsigned x) {
+    unsigned sum;
+    asm("add.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(x), "r"(0u));
+    return sum;
+}
+
+// 1[x > 1/2] of two halves: 2048 x - 1024 in [0, 1], as the next float16 above 1/2 is 1/2 + 1/2048.
+__device__ __forceinline__ unsigned above_half(unsigned x) {
+    unsigned result;
+    asm("fma.rn.sat.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(0x68006800u), "r"(0xE400E400u));
+    return result;
+}
+
+#endif
+
+// -------------------------------------------------------------------------------------- shared memory
+
+// Zeros where no copy goes: beside the images, and in g where a row is filled up to a multiple of 8 or 16.
+template <int ROWS_OF_ALL_IMAGES, int PITCH, int FIRST, int PIECES, int PLANE>
+__device__ __forceinline__ void clear_columns(unsigned char *planes) {
+    constexpr int OUTSIDE = PITCH - W;
+    if constexpr (OUTSIDE > 0) {
+        for (int i = threadIdx.x; i < ROWS_OF_ALL_IMAGES * OUTSIDE * PIECES; i += THREADS) {
+            const int piece = i % PIECES, row = i / PIECES / OUTSIDE, column = i / PIECES % OUTSIDE;
+            const int at = row * PITCH + (column < FIRST ? column : column + W);
+            *(uint4 *)(planes + piece * PLANE + at * PIECE) = uint4{0, 0, 0, 0};
+        }
+    }
+}
+
+__device__ __forceinline__ void clear_outside() {
+    for (int buffer = 0; buffer < 2; ++buffer) {
+        unsigned char *at = shared_memory + buffer * BUFFER_BYTES;
+        clear_columns<IMAGES * X_ROWS, X_PITCH, 1, X_PIECES, X_PLANE>(at);
+        clear_columns<IMAGES * STRIP_ROWS, COLUMNS, 0, G_PIECES, G_PLANE>(at + X_BYTES);
+    }
+}
+
+// Copies rows first ... first + COUNT - 1 of an image, those that it has, to a pitch of ROW bytes.
+template <int COUNT, int PIECES, int ROW, int PLANE>
+__device__ __forceinline__ void copy_rows(unsigned to, const unsigned short *image, int first, bool exists) {
+    constexpr int ACROSS = W * PIECES;
+    constexpr int AT_ONCE = ACROSS < THREADS ? THREADS / ACROSS : 1;  // rows
+    constexpr int ABREAST = ACROSS < THREADS ? ACROSS : THREADS;      // threads in a row
+    const int own = threadIdx.x / ABREAST;
+    if (THREADS % ABREAST != 0 && own >= AT_ONCE) return;
+#pragma unroll
+    for (int i = 0; i < ACROSS; i += ABREAST) {
+        const int at = threadIdx.x % ABREAST + i;
+        if (ACROSS % ABREAST != 0 && at >= ACROSS) break;
+        const int column = at / PIECES, piece = at % PIECES;
+        const unsigned short *from = image + (first * W + column) * C + piece * 8;
+        const unsigned into = to + column * PIECE + piece * PLANE;
+#pragma unroll
+        for (int j = 0; j < COUNT; j += AT_ONCE) {
+            const int row = own + j;
+            if (COUNT % AT_ONCE != 0 && row >= COUNT) break;
+            if (STRIPS > 1 && (unsigned)(first + row) >= H) continue;
+            copy_async(into + row * ROW, from + row * (W * C), exists);
+        }
+    }
+}
+
+// A strip of all channels of the block's tile, of one image or two. A second image that is not there is zero.
+__device__ __forceinline__ void copy_strip(unsigned buffer, const unsigned short *g, const unsigned short *x,
+                                           int strip, int images) {
+    const int first = strip % STRIPS * STRIP_ROWS;
+#pragma unroll
+    for (int i = 0; i < IMAGES; ++i) {
+        const int image = strip / STRIPS * IMAGES + i;
+        const bool exists = IMAGES == 1 || image < images;
+        const long long at = (long long)(exists ? image : 0) * (H * W * C);
+        copy_rows<X_ROWS, X_PIECES, X_ROW, X_PLANE>(buffer + X_IMAGE * i + PIECE, x + at, first - HALO, exists);
+        copy_rows<STRIP_ROWS, G_PIECES, G_ROW, G_PLANE>(buffer + X_BYTES + G_IMAGE * i, g + at, first, exists);
+    }
+}
+
+// ------------------------------------------------------------------------------------------- products
+
+struct Ones {  // 1.0 for every half of x inside the image, 0.0 for the others: for a kw, 8 pixels and 8 pixels
+    unsigned of[3][2];
+};
+
+__device__ __forceinline__ Ones ones_of(int group, int lane) {
+    Ones ones;
+#pragma unroll
+    for (int kw = 0; kw < 3; ++kw)
+#pragma unroll
+        for (int eight = 0; eight < 2; ++eight) {
+            const bool first = eight == 0 || IMAGES == 2, last = eight == 1 || IMAGES == 2;
+            const bool at_edge = W != COLUMNS || (kw == 0 && first) || (kw == 2 && last);
+            const int column = group * 16 + (IMAGES == 1 ? eight * 8 : 0) + lane % 4 * 2 + kw - 1;
+            const unsigned low = (unsigned)column < W ? 0x3C00u : 0u;
+            const unsigned high = (unsigned)(column + 1) < W ? 0x3C000000u : 0u;
+            ones.of[kw][eight] = at_edge ? low | high : 0x3C003C00u;
+        }
+    return ones;
+}
+
+__device__ __forceinline__ unsigned binary(unsigned x, unsigned one) {
+    if (KIND == 2) return x;
+    if (KIND == 1) return above_half(x);
+    return (add_zero(x) & 0x80008000u) | one;
+}
+
+// The words of x or g, in the order of ldmatrix:      pixels 0-7    pixels 8-15
+//                                     channels 0-7        0              2
+//                                     channels 8-15       1              3
+// As rows o by columns p this is the order that mma wants; as rows p by columns c, words 0 and 2 make 8 columns.
+__device__ __forceinline__ unsigned lane_offset(int lane, int plane, int second_eight) {
+    return lane % 8 * PIECE + lane / 8 % 2 * plane + lane / 16 * second_eight;
+}
+
+// One row of x against up to three rows of g.
+template <bool ABOVE, bool HERE, bool BELOW>
+__device__ __forceinline__ void meet(float (&sums)[TAPS][2][4], unsigned x_row, const Words &above, const Words &here,
+                                     const Words &below, const Ones &ones) {
+#pragma unroll
+    for (int kw = 0; kw < 3; ++kw) {
+        Words x = ldmatrix_x4_trans(x_row + kw * PIECE);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x.of[i] = binary(x.of[i], ones.of[kw][i / 2]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (BELOW) mma(sums[kw][half], below, x.of[half], x.of[half + 2]);
+            if (HERE) mma(sums[kw + 3][half], here, x.of[half], x.of[half + 2]);
+            if (ABOVE) mma(sums[kw + 6][half], above, x.of[half], x.of[half + 2]);
+        }
+    }
+}
+
+// Down `rows` rows of g, from the first; of x, also the rows above and below them if the image has these.
+__device__ __forceinline__ void walk(float (&sums)[TAPS][2][4], unsigned x, unsigned g, int rows, bool has_above,
+                                     bool has_below, const Ones &ones) {
+    Words above = {}, here = {}, below = ldmatrix_x4_trans(g);
+    if (has_above) meet<false, false, true>(sums, x - X_ROW, above, here, below, ones);
+    here = below;
+    if (rows == 1) {
+        meet<false, true, false>(sums, x, above, here, below, ones);
+    } else {
+        below = ldmatrix_x4_trans(g += G_ROW);
+        meet<false, true, true>(sums, x, above, here, below, ones);
+#pragma unroll 3
+        for (int row = 2; row < rows; ++row) {
+            above = here;
+            here = below;
+            below = ldmatrix_x4_trans(g += G_ROW);
+            meet<true, true, true>(sums, x += X_ROW, above, here, below, ones);
+        }
+        above = here;
+        here = below;
+        meet<true, true, false>(sums, x += X_ROW, above, here, below, ones);
+    }
+    if (has_below) meet<true, false, false>(sums, x + X_ROW, here, here, below, ones);
+}
+
+// The warp's share of a strip: groups of columns times parts of the rows. `x` and `g` are the lane's first addresses.
+__device__ __forceinline__ void walk_strip(float (&sums)[TAPS][2][4], unsigned x, unsigned g, int strip, int lane,
+                                           int pixel_warp) {
+    const int first = strip % STRIPS * STRIP_ROWS;
+    const int strip_rows = H - first < STRIP_ROWS ? H - first : STRIP_ROWS;
+    for (int i = pixel_warp; i < GROUPS * PARTS; i += PIXEL_WARPS) {
+        const int group = i % GROUPS, top = i / GROUPS * PART_ROWS;
+        const int left = strip_rows - top < PART_ROWS ? strip_rows - top : PART_ROWS;
+        const int rows = EQUAL_PARTS ? PART_ROWS : left;
+        if (rows <= 0) break;
+        const bool has_above = PARTS * STRIPS > 1 && first + top > 0;
+        const bool has_below = PARTS * STRIPS > 1 && first + top + rows < H;
+        walk(sums, x + (top + HALO) * X_ROW + group * 16 * PIECE, g + top * G_ROW + group * 16 * PIECE, rows,
+             has_above, has_below, ones_of(group, lane));
+    }
+}
+
+// --------------------------------------------------------------------------------------------- output
+
+// Where the pair of sums (tap, half, lower) of a lane goes, in partial[o][tap][c] from the warp's first o and c.
+__device__ __forceinline__ float2 *pair_at(float *partial, int lane, int pair) {
+    const int tap = pair / 4, half = pair / 2 % 2, lower = pair % 2;
+    const int o = lane / 4 + 8 * lower, c = lane % 4 * 2 + 8 * half;
+    return (float2 *)(partial + (o * TAPS + tap) * C + c);
+}
+
+__device__ __forceinline__ float2 pair_of(const float (&sums)[TAPS][2][4], int pair) {
+    const float *four = sums[pair / 4][pair / 2 % 2];
+    return float2{four[pair % 2 * 2], four[pair % 2 * 2 + 1]};
+}
+
+// Adds the warps with the same (o, c), always in the same order; each of them writes some of the sums.
+__device__ __forceinline__ void write_sums(const float (&sums)[TAPS][2][4], float *partial, int lane, int warp) {
+    if (PIXEL_WARPS == 1) {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) *pair_at(partial, lane, pair) = pair_of(sums, pair);
+        return;
+    }
+    float2 *scratch = (float2 *)shared_memory;  // [warp][pair][lane]
+    __syncthreads();                            // the last strip has been read
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) scratch[(warp * PAIRS + pair) * 32 + lane] = pair_of(sums, pair);
+    __syncthreads();
+    for (int pair = warp / TILE_WARPS; pair < PAIRS; pair += PIXEL_WARPS) {
+        float2 total = {0, 0};
+#pragma unroll
+        for (int i = 0; i < PIXEL_WARPS; ++i) {
+            const float2 term = scratch[((warp % TILE_WARPS + i * TILE_WARPS) * PAIRS + pair) * 32 + lane];
+            total = float2{total.x + term.x, total.y + term.y};
+        }
+        *pair_at(partial, lane, pair) = total;
+    }
+}
+
+// --------------------------------------------------------------------------------------------- kernel
+
+// Grid: chunks x (C / O_TILE * C / C_TILE). `partial` is (chunks, C, 3, 3, C).
+extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 16 ? 16 / WARPS : 1)
+    sign_conv_wgrad(const unsigned short *g, const unsigned short *x, float *partial, int images) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int o_tile = blockIdx.y / (C / C_TILE) * O_TILE, c_tile = blockIdx.y % (C / C_TILE) * C_TILE;
+    const int o_warp = warp % TILE_WARPS / C_WARPS * 16, c_warp = warp % TILE_WARPS % C_WARPS * 16;
+    const int strips = (images + IMAGES - 1) / IMAGES * STRIPS;
+    g += o_tile;
+    x += c_tile;
+
+    const unsigned first_buffer = shared_address(shared_memory);
+    const unsigned x_lane = lane_offset(lane, X_PLANE, IMAGES == 1 ? 8 * PIECE : X_IMAGE) + c_warp / 8 * X_PLANE;
+    const unsigned g_lane = lane_offset(lane, G_PLANE, IMAGES == 1 ? 8 * PIECE : G_IMAGE) + o_warp / 8 * G_PLANE;
+
+    float sums[TAPS][2][4] = {};
+    int strip = blockIdx.x;
+    unsigned buffer = first_buffer, other = first_buffer + BUFFER_BYTES;
+    if (strip < strips) copy_strip(buffer, g, x, strip, images);
+    clear_outside();
+    for (; strip < strips; strip += gridDim.x) {
+        wait_for_copies();
+        __syncthreads();  // this strip is there, and nobody reads the last one any more
+        const int next = strip + gridDim.x;
+        if (next < strips) copy_strip(other, g, x, next, images);
+        walk_strip(sums, buffer + x_lane, buffer + X_BYTES + g_lane, strip, lane, warp / TILE_WARPS);
+        const unsigned done = buffer;
+        buffer = other;
+        other = done;
+    }
+    partial += (long long)blockIdx.x * (C * TAPS * C) + (o_tile + o_warp) * (TAPS * C) + c_tile + c_warp;
+    write_sums(sums, partial, lane, warp);
+}

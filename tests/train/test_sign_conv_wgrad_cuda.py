@@ -1,0 +1,255 @@
+"""The CUDA kernel of the sign gradient, compiled for the CPU: fragments, borders, strips, copies and bank conflicts.
+
+g++ compiles the kernel's own source against an emulator of a warp (warp_emulator_wgrad.h). All values are small
+integers, so that sums are exact whatever their order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unflip.train import sign_conv
+
+SOURCE = Path(sign_conv.__file__).with_name("sign_conv_wgrad.cu")
+EMULATOR = Path(__file__).with_name("warp_emulator_wgrad.h")
+PIECE = 16  # bytes of shared memory: 8 channels of a pixel
+KINDS = {name: kind for kind, name in enumerate(sign_conv.INPUTS)}
+TWO_BUFFERS = 73 * 1024  # three blocks a multiprocessor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the kernel is compiled and launched: ``grid = (chunks, tiles)``, ``block = threads``."""
+
+    constants: dict[str, int]
+    tiles: int
+    threads: int
+    shared_bytes: int
+
+
+def plan(
+    c: int, h: int, w: int, kind: int, rows: int | None = None, warps: int = 4, tile: int = 32
+) -> Plan:
+    """``rows`` of a strip: by default as many as fit. A block has ``tile`` output and ``tile`` input channels."""
+    tile = min(c, tile)
+    if rows is None:
+        options = (r for r in (16, 8, 4, 2) if _buffers(tile, h, w, r) <= TWO_BUFFERS)
+        rows = next(options, 1)
+    pixel_warps = warps // (tile // 16) ** 2
+    scratch = warps * 9 * 4 * 32 * 8 if pixel_warps > 1 else 0
+    shared_bytes = max(_buffers(tile, h, w, rows), scratch)
+    constants = {"C": c, "H": h, "W": w, "KIND": kind, "ROWS": rows, "WARPS": warps}
+    constants |= {"O_TILE": tile, "C_TILE": tile, "SHARED_BYTES": shared_bytes}
+    return Plan(constants, (c // tile) ** 2, 32 * warps, shared_bytes)
+
+
+def _buffers(tile: int, h: int, w: int, rows: int) -> int:
+    """Bytes of two strips of x, with its border, and of g."""
+    images, columns = (2, 8) if w <= 8 else (1, -(-w // 16) * 16)
+    rows = min(rows, h)
+    x_rows = rows if rows == h else rows + 2
+    pieces = tile // 8
+    planes = _plane(images * x_rows * (columns + 2), pieces) + _plane(
+        images * rows * columns, pieces
+    )
+    return 2 * pieces * planes
+
+
+def _plane(pixels: int, pieces: int) -> int:
+    """Bytes of 8 channels of the pixels: such that a pixel's pieces fall into different banks."""
+    return (pixels + (8 // pieces - pixels) % 8) * PIECE
+
+
+# ------------------------------------------------------------------------------------------ emulator
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], ctypes.CDLL]:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the kernel for the CPU")
+    folder = tmp_path_factory.mktemp("wgrad")
+    numbers = itertools.count()
+
+    @functools.cache
+    def build(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+        library = folder / f"wgrad{next(numbers)}.so"
+        values = dict(constants) | {"KIND": "emulator::kind"}
+        command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-x", "c++"]
+        command += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-include", str(EMULATOR)]
+        command += [f"-D{name}={value}" for name, value in values.items()]
+        done = subprocess.run(
+            [*command, str(SOURCE), "-o", str(library)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        loaded = ctypes.CDLL(str(library))
+        loaded.emulate.restype = ctypes.c_char_p
+        return loaded
+
+    def cached(made: Plan) -> ctypes.CDLL:
+        return build(tuple(sorted((made.constants | {"KIND": -1}).items())))
+
+    return cached
+
+
+@dataclass
+class Counts:
+    ldmatrix: int
+    mma: int
+    wavefronts: int
+
+
+def run(
+    library: ctypes.CDLL,
+    made: Plan,
+    g: Tensor,
+    x: Tensor,
+    chunks: int,
+    late_copies: bool = True,
+    backwards: bool = False,
+) -> tuple[Tensor, Counts]:
+    """Partial sums (chunks, O, 3, 3, C) of NHWC halves."""
+    n, _, _, c = x.shape
+    partial = torch.full((chunks, c, 3, 3, c), float("nan"))
+    counts = (ctypes.c_longlong * 3)()
+    problem = library.emulate(
+        chunks,
+        made.tiles,
+        made.threads,
+        made.shared_bytes,
+        late_copies,
+        backwards,
+        made.constants["KIND"],
+        ctypes.c_void_p(g.data_ptr()),
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_size_t(x.numel() * 2),
+        ctypes.c_void_p(partial.data_ptr()),
+        n,
+        counts,
+    )
+    assert problem == b""
+    return partial, Counts(*counts)
+
+
+# --------------------------------------------------------------------------------------------- values
+
+
+def example(n: int, c: int, h: int, w: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """g and x, NHWC: small integers, and x with both zeros and both sides of 1/2."""
+    draw = torch.Generator().manual_seed(seed)
+    g = torch.randint(-3, 4, (n, h, w, c), generator=draw).half()
+    values = torch.tensor([-2.0, -1.0, -0.0, 0.0, 0.5, 0.5 + 2**-11, 1.0, 2.0, 3.0]).half()
+    x = values[torch.randint(len(values), (n, h, w, c), generator=draw)]
+    return g.contiguous(), x.contiguous()
+
+
+def binary(x: Tensor, kind: int) -> Tensor:
+    if kind == KINDS["given"]:
+        return x.double()
+    return (x > 0.5).double() if kind == KINDS["01"] else torch.where(x >= 0, 1.0, -1.0).double()
+
+
+def reference(g: Tensor, x: Tensor, kind: int) -> Tensor:
+    h, w = x.shape[1:3]
+    padded = F.pad(binary(x, kind), (0, 0, 1, 1, 1, 1))
+    taps = [padded[:, kh : kh + h, kw : kw + w] for kh in range(3) for kw in range(3)]
+    sums = [torch.einsum("nhwo,nhwc->oc", g.double(), tap) for tap in taps]
+    return torch.stack(sums, 1).unflatten(1, (3, 3))
+
+
+def check(
+    compiled: Callable[[Plan], ctypes.CDLL], made: Plan, images: int, chunks: int, **how: bool
+) -> Counts:
+    c, h, w, kind = (made.constants[name] for name in ("C", "H", "W", "KIND"))
+    g, x = example(images, c, h, w, seed=images)
+    partial, counts = run(compiled(made), made, g, x, chunks, **how)
+    torch.testing.assert_close(partial.double().sum(0), reference(g, x, kind), rtol=0, atol=0)
+    return counts
+
+
+SIZES = [(8, 8), (16, 16), (5, 7), (3, 33), (9, 32), (1, 1)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("c", [16, 32, 64])
+def test_equals_a_plain_sum(
+    compiled: Callable[[Plan], ctypes.CDLL], c: int, size: tuple[int, int]
+) -> None:
+    trials = itertools.cycle(
+        [(1, 1), (3, 2), (5, 7), (2, 5)]
+    )  # the third has chunks without a strip
+    for kind, late, backwards in itertools.product(KINDS.values(), [True, False], [True, False]):
+        made = plan(c, *size, kind)
+        check(compiled, made, *next(trials), late_copies=late, backwards=backwards)
+
+
+# c, h, w, rows of a strip, warps, channels of a tile
+LAYOUTS = [
+    (16, 32, 32, 16, 4, 16),
+    (16, 32, 32, 8, 4, 16),
+    (16, 16, 32, 8, 8, 16),
+    (16, 9, 32, 4, 4, 16),  # strips of 4, 4 and 1 rows
+    (16, 5, 40, 2, 8, 16),  # two warps without columns
+    (16, 3, 16, 1, 1, 16),
+    (32, 16, 16, 8, 4, 32),
+    (32, 7, 20, 3, 8, 32),
+    (32, 9, 8, 4, 4, 16),  # tiles of 16: the grid's second axis
+    (64, 8, 8, 4, 16, 64),
+    (64, 6, 5, 4, 8, 32),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(map(str, layout)))
+def test_every_layout(compiled: Callable[[Plan], ctypes.CDLL], layout: tuple[int, ...]) -> None:
+    c, h, w, rows, warps, tile = layout
+    made = plan(c, h, w, KINDS["pm1"], rows, warps, tile)
+    for (images, chunks), late, backwards in itertools.product(
+        [(1, 1), (3, 2), (2, 7)], [True, False], [True, False]
+    ):
+        check(compiled, made, images, chunks, late_copies=late, backwards=backwards)
+
+
+def test_a_chunk_has_every_so_many_strips(compiled: Callable[[Plan], ctypes.CDLL]) -> None:
+    made = plan(16, 8, 32, KINDS["pm1"], rows=4)
+    g, x = example(3, 16, 8, 32)
+    partial, _ = run(compiled(made), made, g, x, chunks=4)
+    for chunk in range(4):
+        only = torch.zeros_like(g)
+        for strip in range(chunk, 6, 4):
+            image, first = strip // 2, strip % 2 * 4
+            only[image, first : first + 4] = g[image, first : first + 4]
+        expected = reference(only, x, KINDS["pm1"])
+        torch.testing.assert_close(partial[chunk].double(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [KINDS["pm1"], KINDS["01"]])
+def test_a_nan_becomes_a_sign_or_zero(compiled: Callable[[Plan], ctypes.CDLL], kind: int) -> None:
+    made = plan(16, 5, 7, kind)
+    g, x = example(2, 16, 5, 7)
+    x[0, 2, 3] = float("nan")
+    partial, _ = run(compiled(made), made, g, x, chunks=2)
+    assert partial.isfinite().all()
+
+
+@pytest.mark.parametrize(("c", "size"), [(16, 32), (32, 16), (64, 8)])
+def test_no_bank_conflict_and_no_product_in_vain(
+    compiled: Callable[[Plan], ctypes.CDLL], c: int, size: int
+) -> None:
+    images = 2
+    counts = check(compiled, plan(c, size, size, KINDS["pm1"]), images, chunks=2)
+    columns = images * size // 16 * (c // 16) ** 2  # of 16 pixels × 16 × 16 channels
+    steps = columns * size
+    assert counts.wavefronts == 4 * counts.ldmatrix
+    assert counts.mma == 18 * steps - 12 * columns  # two rows of taps meet only padding
+    assert 4 * steps <= counts.ldmatrix < 5 * steps
