@@ -107,7 +107,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], ctype
 class Counts:
     ldmatrix: int
     mma: int
-    wavefronts: int
+    wavefronts: int  # of ldmatrix: 4 each without bank conflicts
+    copy_conflicts: int
 
 
 def run(
@@ -122,7 +123,7 @@ def run(
     """Partial sums (chunks, O, 3, 3, C) of NHWC halves."""
     n, _, _, c = x.shape
     partial = torch.full((chunks, c, 3, 3, c), float("nan"))
-    counts = (ctypes.c_longlong * 3)()
+    counts = (ctypes.c_longlong * 4)()
     problem = library.emulate(
         chunks,
         made.tiles,
@@ -251,5 +252,6 @@ def test_no_bank_conflict_and_no_product_in_vain(
     columns = images * size // 16 * (c // 16) ** 2  # of 16 pixels × 16 × 16 channels
     steps = columns * size
     assert counts.wavefronts == 4 * counts.ldmatrix
+    assert counts.copy_conflicts == 0
     assert counts.mma == 18 * steps - 12 * columns  # two rows of taps meet only padding
     assert 4 * steps <= counts.ldmatrix < 5 * steps

@@ -66,7 +66,8 @@ struct Fiber {
     unsigned in[6];        // operands of the instruction that it waits in, and what it gives
     float sum[4];
     unsigned address;
-    std::vector<Copy> copies;
+    std::vector<Copy> copies;  // on their way
+    size_t copied;             // in all
 };
 
 struct Span {
@@ -81,14 +82,16 @@ static bool late_copies;
 static unsigned shared_bytes;
 static Span readable[2];  // global memory
 static char problem[200];
-static long long ldmatrix_count, mma_count, wavefronts;
+static long long ldmatrix_count, mma_count, wavefronts, copy_conflicts;
+static std::vector<std::vector<unsigned>> copy_banks;  // of eight threads, for each of their copies
 static const unsigned short *argument_g, *argument_x;
 static float *argument_partial;
 static int argument_images;
 static int kind;  // of the inputs: a constant on a device, but here one compilation serves all (-DKIND=emulator::kind)
 
 inline void fail(const char *what) {
-    if (!problem[0]) snprintf(problem, sizeof problem, "%s (block %u,%u thread %d)", what, blockIdx.x, blockIdx.y, current);
+    if (problem[0]) return;
+    snprintf(problem, sizeof problem, "%s (block %u,%u thread %d)", what, blockIdx.x, blockIdx.y, current);
 }
 
 inline Fiber &self() { return *fibers[current]; }
@@ -202,6 +205,16 @@ inline void multiply(int first) {
         }
 }
 
+// Eight threads write 128 bytes in one go, if no two of them share banks.
+inline void count_copy_conflicts(unsigned to) {
+    std::vector<unsigned> &banks = copy_banks[current / 8];
+    const size_t number = self().copied++;
+    if (banks.size() <= number) banks.resize(number + 1);
+    const unsigned bit = 1u << to / 16 % 8;
+    if (banks[number] & bit) ++copy_conflicts;
+    banks[number] |= bit;
+}
+
 inline void land(const Copy &copy) {
     unsigned char *to = shared_at(copy.to, 16);
     const char *from = (const char *)copy.from;
@@ -246,6 +259,7 @@ static inline void __syncthreads() {
 
 static inline void copy_async(unsigned to, const void *from, bool exists) {
     const emulator::Copy copy = {to, from, exists};
+    emulator::count_copy_conflicts(to);
     emulator::self().copies.push_back(copy);
     if (!emulator::late_copies) emulator::land(copy);
 }
@@ -255,6 +269,9 @@ static inline void wait_for_copies() {
         for (const emulator::Copy &copy : emulator::self().copies) emulator::land(copy);
     emulator::self().copies.clear();
 }
+
+template <typename T>
+static inline void settle(T &) {}
 
 static inline unsigned add_zero(unsigned x) {
     if ((x & 0xFFFF) == 0x8000) x &= 0xFFFF0000;
@@ -278,6 +295,7 @@ namespace emulator {
 
 inline void begin_block(int threads) {
     count = threads;
+    copy_banks.assign(threads / 8, {});
     memset(shared_memory, 0x7F, sizeof shared_memory);  // NaN
     while ((int)fibers.size() < threads) {
         fibers.emplace_back(new Fiber());
@@ -288,6 +306,7 @@ inline void begin_block(int threads) {
         fiber.started = fiber.done = false;
         fiber.waits_in = NONE;
         fiber.copies.clear();
+        fiber.copied = 0;
         getcontext(&fiber.start);
         fiber.start.uc_stack.ss_sp = fiber.stack.get();
         fiber.start.uc_stack.ss_size = STACK;
@@ -313,15 +332,15 @@ inline void run_block(bool backwards) {
 
 }  // namespace emulator
 
-// Runs the grid. `counts` receives ldmatrix and mma instructions, and the wavefronts of the former. Returns the first
-// problem, or an empty string.
+// Runs the grid. `counts` receives ldmatrix and mma instructions, the wavefronts of the former, and bank conflicts of
+// copies. Returns the first problem, or an empty string.
 extern "C" const char *emulate(unsigned chunks, unsigned tiles, int threads, unsigned shared, int late, int backwards,
                                int inputs, const unsigned short *g, const unsigned short *x, size_t bytes,
                                float *partial, int images, long long *counts) {
     using namespace emulator;
     kind = inputs;
     problem[0] = 0;
-    ldmatrix_count = mma_count = wavefronts = 0;
+    ldmatrix_count = mma_count = wavefronts = copy_conflicts = 0;
     if (shared > MOST_SHARED) return "more shared memory than a block can have";
     shared_bytes = shared;
     late_copies = late;
@@ -334,6 +353,6 @@ extern "C" const char *emulate(unsigned chunks, unsigned tiles, int threads, uns
         begin_block(threads);
         run_block(backwards);
     }
-    counts[0] = ldmatrix_count, counts[1] = mma_count, counts[2] = wavefronts;
+    counts[0] = ldmatrix_count, counts[1] = mma_count, counts[2] = wavefronts, counts[3] = copy_conflicts;
     return problem;
 }

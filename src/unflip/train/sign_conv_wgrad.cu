@@ -1,47 +1,45 @@
-// The sign gradient of a binary 3x3 convolution (stride 1, padding 1, C = O = 16, 32 or 64), for many networks at once:
+// The sign gradient of a binary 3×3 convolution: stride 1, padding 1, as many channels out as in, 16, 32 or 64.
 //
-//     grad_s[o][kh][kw][c] = sum over pixels p of  g[p][o] * B(x)[p + (kh-1, kw-1)][c]
+//     grad_s[o][kh][kw][c] = Σ g[p][o] · B(x)[p + (kh − 1, kw − 1)][c]      over all pixels p of all images
 //
-// x and g are float16 and NHWC, the sums float32. B(x) is sign(x) (KIND 0; sign(0) = sign(-0) = +1, and 0 in the
-// padding), 1[x > 1/2] (KIND 1), or x itself (KIND 2).
+// x and g are float16, NHWC; the sums are float32. B(x) is sign(x) (KIND 0; sign(±0) = +1), 1[x > 1/2] (KIND 1) or x
+// itself (KIND 2), and 0 in the padding. A block copies a strip of rows to shared memory, and the next strip while it
+// multiplies this one. A warp walks down 16 columns of the strip:
 //
-// A block copies a strip of rows into shared memory, and the next strip while it multiplies this one. A warp walks down
-// 16 columns of the strip. It reads a row of x three times, one column to the right each time (kw = 0, 1, 2), and
-// each of these meets three rows of g (kh = 0, 1, 2), which stay in registers until the walk has passed them:
+//               x, between columns of zeros                          g
+//              ┌─┬────────────────────────┬─┐          ┌────────────────────────┐
+//              │0│                        │0│          │                        │
+//              │0│                        │0│      ┌─▶ │ [· · 16 pixels · ·]    │  above: kh = 2
+//        row r │0│⟨[· · 16 pixels · ·]⟩   │0│ ─────┼─▶ │ [· · · · · · · · ·]    │  here:  kh = 1
+//              │0│ kw = 0, 1, 2           │0│      └─▶ │ [· · · · · · · · ·]    │  below: kh = 0
+//              │0│                        │0│          │                        │
+//              └─┴────────────────────────┴─┘          └────────────────────────┘
 //
-//          x, with a column of zeros at each side             g
-//         +-+---------------------------------+-+
-//         |0|                                 |0|            +---------------------------------+
-//         |0|  [. . . . 16 pixels . . . . ]   |0|  row r-1 - |  [ . . . . above . . . . . . ]  |  kh = 2
-//   row r |0| ([< < < < < < kw = 0, 1, 2 > > >])|0| -------- |  [ . . . . here  . . . . . . ]  |  kh = 1
-//         |0|                                 |0|  row r+1 - |  [ . . . . below . . . . . . ]  |  kh = 0
-//         +-+---------------------------------+-+            +---------------------------------+
-//
-//     one step down:  3 loads of x + 1 of g (ldmatrix, 16 pixels x 16 channels each)
-//                     9 taps x 2 products (mma m16n8k16: rows o, columns c, a sum over the 16 pixels)
+//     a step down:   3 loads of x (ldmatrix, 16 pixels × 16 channels), each a pixel further to the right
+//                    1 load of g, the row below; the other two rows are still in registers
+//                    3 × 3 taps × 2 products (mma m16n8k16: rows o, columns c, summed over 16 pixels)
 //
 // Images of up to 8 columns go in pairs: 8 pixels of one and 8 of the other make the 16.
 //
-//     shared memory, twice           plane 0: channels 0-7      plane 1: channels 8-15      ...
-//                                   +------+------+------+-    +------+------+------+-
-//                                   | p 0  | p 1  | p 2  |     | p 0  | p 1  | p 2  |
-//                                   +------+------+------+-    +------+------+------+-
-//                                    16 bytes: 8 halves
+// In shared memory, 8 channels of all pixels make a plane. Eight pixels in a row are 128 adjacent bytes, without bank
+// conflicts wherever they begin, so that another tap is another constant in the address, and nothing else.
 //
-// Eight channels of the pixels lie in a plane of their own, so that eight pixels in a row are 128 adjacent bytes, without
-// a bank conflict wherever they begin, and a tap is a constant added to an address. The planes are shifted against
-// each other by what a pixel has, so that the copies, which go pixel by pixel, meet no conflict either.
+//        plane 0: channels 0–7                plane 1: channels 8–15
+//       ┌───────┬───────┬───────┬─ ─         ┌───────┬───────┬───────┬─ ─
+//       │ p = 0 │ p = 1 │ p = 2 │            │ p = 0 │ p = 1 │ p = 2 │          16 bytes a piece
+//       └───────┴───────┴───────┴─ ─         └───────┴───────┴───────┴─ ─
 //
-// The copies (cp.async) pass no registers: these are full of sums, 9 taps x 16 x 16 a warp. So the sign is taken after
-// ldmatrix, thrice for every x, in instructions for which the tensor cores leave time. Where a warp's column leaves the
-// image, x + 0 is 0 and gets no 1.0 (0x3C00); rows outside are not visited.
+// Copies (cp.async) go past the registers: these hold the sums of 9 taps × 16 × 16 channels a warp. So the sign is
+// taken after ldmatrix, three times for every x, by units that would wait for the tensor cores anyway: x + 0 is never
+// −0, and its sign bit is put on 1.0 (0x3C00), or on 0.0 in the columns beside the image. Rows outside are not visited.
 //
-//     C = 16            the warps take columns and parts of the rows, and are added at the end through shared memory
-//     O_TILE, C_TILE    otherwise, (o, c) in tiles for the grid's second axis and, in a tile, 16 x 16 for every warp
+// A block has O_TILE × C_TILE channels, the second axis of the grid all such tiles, and a warp 16 × 16 of a tile. Warps
+// with the same channels share the columns and rows of a strip, and are added at the end through shared memory.
+// Chunk i of the grid's first axis takes strips i, i + chunks, … and writes partial[i][o][kh][kw][c]. There are no
+// atomics: the same bits every time.
 //
-// Chunk i takes strips i, i + chunks, ... and writes partial[i][o][kh][kw][c]; there are no atomics: the same bits
-// every time. Constants come by -D: C, H, W, KIND; ROWS of a strip; WARPS of a block; O_TILE, C_TILE; SHARED_BYTES.
-// The tests compile this file with g++ as well, against an emulator of a warp that brings its own intrinsics.
+// Constants come by -D: C, H, W, KIND, ROWS of a strip, WARPS of a block, O_TILE, C_TILE and SHARED_BYTES, of dynamic
+// shared memory. The tests compile this file with g++, too: an emulator of a warp then brings the instructions.
 
 constexpr int IMAGES = W <= 8 ? 2 : 1;  // that share the 16 pixels of a product
 constexpr int COLUMNS = W <= 8 ? 8 : (W + 15) / 16 * 16;
@@ -70,6 +68,8 @@ constexpr int X_BYTES = X_PIECES * X_PLANE;
 constexpr int BUFFER_BYTES = X_BYTES + G_PIECES * G_PLANE;
 
 constexpr int THREADS = 32 * WARPS;
+constexpr int WARPS_AT_ONCE = W == COLUMNS ? 16 : 12;  // on a multiprocessor: up to 128 or 168 registers
+constexpr int BLOCKS_AT_ONCE = WARPS < WARPS_AT_ONCE ? WARPS_AT_ONCE / WARPS : 1;
 constexpr int C_WARPS = C_TILE / 16;
 constexpr int TILE_WARPS = O_TILE / 16 * C_WARPS;
 constexpr int PIXEL_WARPS = WARPS / TILE_WARPS;  // with the same (o, c)
@@ -143,6 +143,17 @@ __device__ __forceinline__ unsigned above_half(unsigned x) {
     return result;
 }
 
+// Has the value computed here. Otherwise it may be computed again and again, in every branch that needs it.
+__device__ __forceinline__ void settle(const unsigned short *&pointer) {
+    asm volatile("" : "+l"(pointer));
+}
+__device__ __forceinline__ void settle(long long &number) {
+    asm volatile("" : "+l"(number));
+}
+__device__ __forceinline__ void settle(unsigned &number) {
+    asm volatile("" : "+r"(number));
+}
+
 #endif
 
 // -------------------------------------------------------------------------------------- shared memory
@@ -152,15 +163,17 @@ template <int ROWS_OF_ALL_IMAGES, int PITCH, int FIRST, int PIECES, int PLANE>
 __device__ __forceinline__ void clear_columns(unsigned char *planes) {
     constexpr int OUTSIDE = PITCH - W;
     if constexpr (OUTSIDE > 0) {
-        for (int i = threadIdx.x; i < ROWS_OF_ALL_IMAGES * OUTSIDE * PIECES; i += THREADS) {
-            const int piece = i % PIECES, row = i / PIECES / OUTSIDE, column = i / PIECES % OUTSIDE;
-            const int at = row * PITCH + (column < FIRST ? column : column + W);
+#pragma unroll 1
+        for (unsigned i = threadIdx.x; i < ROWS_OF_ALL_IMAGES * OUTSIDE * PIECES; i += THREADS) {
+            const unsigned piece = i % PIECES, row = i / PIECES / OUTSIDE, column = i / PIECES % OUTSIDE;
+            const unsigned at = row * PITCH + (column < FIRST ? column : column + W);
             *(uint4 *)(planes + piece * PLANE + at * PIECE) = uint4{0, 0, 0, 0};
         }
     }
 }
 
 __device__ __forceinline__ void clear_outside() {
+#pragma unroll 1
     for (int buffer = 0; buffer < 2; ++buffer) {
         unsigned char *at = shared_memory + buffer * BUFFER_BYTES;
         clear_columns<IMAGES * X_ROWS, X_PITCH, 1, X_PIECES, X_PLANE>(at);
@@ -171,6 +184,7 @@ __device__ __forceinline__ void clear_outside() {
 // Copies rows first ... first + COUNT - 1 of an image, those that it has, to a pitch of ROW bytes.
 template <int COUNT, int PIECES, int ROW, int PLANE>
 __device__ __forceinline__ void copy_rows(unsigned to, const unsigned short *image, int first, bool exists) {
+    constexpr int BORDER = (COUNT - STRIP_ROWS) / 2;
     constexpr int ACROSS = W * PIECES;
     constexpr int AT_ONCE = ACROSS < THREADS ? THREADS / ACROSS : 1;  // rows
     constexpr int ABREAST = ACROSS < THREADS ? ACROSS : THREADS;      // threads in a row
@@ -181,14 +195,15 @@ __device__ __forceinline__ void copy_rows(unsigned to, const unsigned short *ima
         const int at = threadIdx.x % ABREAST + i;
         if (ACROSS % ABREAST != 0 && at >= ACROSS) break;
         const int column = at / PIECES, piece = at % PIECES;
-        const unsigned short *from = image + (first * W + column) * C + piece * 8;
-        const unsigned into = to + column * PIECE + piece * PLANE;
+        const unsigned short *from = image + ((first + own) * W + column) * C + piece * 8;
+        unsigned into = to + own * ROW + column * PIECE + piece * PLANE;
+        settle(from);
+        settle(into);
 #pragma unroll
-        for (int j = 0; j < COUNT; j += AT_ONCE) {
-            const int row = own + j;
-            if (COUNT % AT_ONCE != 0 && row >= COUNT) break;
-            if (STRIPS > 1 && (unsigned)(first + row) >= H) continue;
-            copy_async(into + row * ROW, from + row * (W * C), exists);
+        for (int j = 0; j < COUNT; j += AT_ONCE) {  // what a row adds to an address is a constant
+            if (COUNT % AT_ONCE != 0 && own + j >= COUNT) break;
+            const bool inside = H % STRIP_ROWS == 0 && j >= BORDER && j + AT_ONCE <= COUNT - BORDER;
+            if (inside || (unsigned)(first + own + j) < H) copy_async(into + j * ROW, from + j * (W * C), exists);
         }
     }
 }
@@ -215,6 +230,7 @@ struct Ones {  // 1.0 for every half of x inside the image, 0.0 for the others: 
 
 __device__ __forceinline__ Ones ones_of(int group, int lane) {
     Ones ones;
+    const unsigned inside = 0x3C003C00u + blockIdx.z;  // + 0: a constant would be moved to a register at every use
 #pragma unroll
     for (int kw = 0; kw < 3; ++kw)
 #pragma unroll
@@ -224,7 +240,7 @@ __device__ __forceinline__ Ones ones_of(int group, int lane) {
             const int column = group * 16 + (IMAGES == 1 ? eight * 8 : 0) + lane % 4 * 2 + kw - 1;
             const unsigned low = (unsigned)column < W ? 0x3C00u : 0u;
             const unsigned high = (unsigned)(column + 1) < W ? 0x3C000000u : 0u;
-            ones.of[kw][eight] = at_edge ? low | high : 0x3C003C00u;
+            ones.of[kw][eight] = at_edge ? low | high : inside;
         }
     return ones;
 }
@@ -235,12 +251,10 @@ __device__ __forceinline__ unsigned binary(unsigned x, unsigned one) {
     return (add_zero(x) & 0x80008000u) | one;
 }
 
-// The words of x or g, in the order of ldmatrix:      pixels 0-7    pixels 8-15
-//                                     channels 0-7        0              2
-//                                     channels 8-15       1              3
-// As rows o by columns p this is the order that mma wants; as rows p by columns c, words 0 and 2 make 8 columns.
-__device__ __forceinline__ unsigned lane_offset(int lane, int plane, int second_eight) {
-    return lane % 8 * PIECE + lane / 8 % 2 * plane + lane / 16 * second_eight;
+// Where the lane's row of a matrix is, for ldmatrix. The words that mma wants next to each other are, as rows o by
+// columns p (g), channels 0-7 and 8-15, then the second eight pixels; as rows p by columns c (x), the other way round.
+__device__ __forceinline__ unsigned lane_offset(int lane, int second_word, int third_word) {
+    return lane % 8 * PIECE + lane / 8 % 2 * second_word + lane / 16 * third_word;
 }
 
 // One row of x against up to three rows of g.
@@ -251,12 +265,12 @@ __device__ __forceinline__ void meet(float (&sums)[TAPS][2][4], unsigned x_row, 
     for (int kw = 0; kw < 3; ++kw) {
         Words x = ldmatrix_x4_trans(x_row + kw * PIECE);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x.of[i] = binary(x.of[i], ones.of[kw][i / 2]);
+        for (int i = 0; i < 4; ++i) x.of[i] = binary(x.of[i], ones.of[kw][i % 2]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (BELOW) mma(sums[kw][half], below, x.of[half], x.of[half + 2]);
-            if (HERE) mma(sums[kw + 3][half], here, x.of[half], x.of[half + 2]);
-            if (ABOVE) mma(sums[kw + 6][half], above, x.of[half], x.of[half + 2]);
+            if (BELOW) mma(sums[kw][half], below, x.of[half * 2], x.of[half * 2 + 1]);
+            if (HERE) mma(sums[kw + 3][half], here, x.of[half * 2], x.of[half * 2 + 1]);
+            if (ABOVE) mma(sums[kw + 6][half], above, x.of[half * 2], x.of[half * 2 + 1]);
         }
     }
 }
@@ -305,11 +319,10 @@ __device__ __forceinline__ void walk_strip(float (&sums)[TAPS][2][4], unsigned x
 
 // --------------------------------------------------------------------------------------------- output
 
-// Where the pair of sums (tap, half, lower) of a lane goes, in partial[o][tap][c] from the warp's first o and c.
-__device__ __forceinline__ float2 *pair_at(float *partial, int lane, int pair) {
+// Where a pair of sums (tap, half, lower) lies in partial[o][tap][c], from the lane's first.
+__device__ constexpr int pair_offset(int pair) {
     const int tap = pair / 4, half = pair / 2 % 2, lower = pair % 2;
-    const int o = lane / 4 + 8 * lower, c = lane % 4 * 2 + 8 * half;
-    return (float2 *)(partial + (o * TAPS + tap) * C + c);
+    return (lower * 8 * TAPS + tap) * C + half * 8;
 }
 
 __device__ __forceinline__ float2 pair_of(const float (&sums)[TAPS][2][4], int pair) {
@@ -319,9 +332,12 @@ __device__ __forceinline__ float2 pair_of(const float (&sums)[TAPS][2][4], int p
 
 // Adds the warps with the same (o, c), always in the same order; each of them writes some of the sums.
 __device__ __forceinline__ void write_sums(const float (&sums)[TAPS][2][4], float *partial, int lane, int warp) {
+    long long first = lane / 4 * (TAPS * C) + lane % 4 * 2;
+    settle(first);
+    partial += first;
     if (PIXEL_WARPS == 1) {
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; ++pair) *pair_at(partial, lane, pair) = pair_of(sums, pair);
+        for (int pair = 0; pair < PAIRS; ++pair) *(float2 *)(partial + pair_offset(pair)) = pair_of(sums, pair);
         return;
     }
     float2 *scratch = (float2 *)shared_memory;  // [warp][pair][lane]
@@ -336,14 +352,14 @@ __device__ __forceinline__ void write_sums(const float (&sums)[TAPS][2][4], floa
             const float2 term = scratch[((warp % TILE_WARPS + i * TILE_WARPS) * PAIRS + pair) * 32 + lane];
             total = float2{total.x + term.x, total.y + term.y};
         }
-        *pair_at(partial, lane, pair) = total;
+        *(float2 *)(partial + pair_offset(pair)) = total;
     }
 }
 
 // --------------------------------------------------------------------------------------------- kernel
 
-// Grid: chunks x (C / O_TILE * C / C_TILE). `partial` is (chunks, C, 3, 3, C).
-extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 16 ? 16 / WARPS : 1)
+// The grid is (chunks, C / O_TILE · C / C_TILE), a block has 32 · WARPS threads, `partial` is (chunks, C, 3, 3, C).
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     sign_conv_wgrad(const unsigned short *g, const unsigned short *x, float *partial, int images) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int o_tile = blockIdx.y / (C / C_TILE) * O_TILE, c_tile = blockIdx.y % (C / C_TILE) * C_TILE;
@@ -353,8 +369,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 16 ? 16 / WARPS :
     x += c_tile;
 
     const unsigned first_buffer = shared_address(shared_memory);
-    const unsigned x_lane = lane_offset(lane, X_PLANE, IMAGES == 1 ? 8 * PIECE : X_IMAGE) + c_warp / 8 * X_PLANE;
-    const unsigned g_lane = lane_offset(lane, G_PLANE, IMAGES == 1 ? 8 * PIECE : G_IMAGE) + o_warp / 8 * G_PLANE;
+    const int x_eight = IMAGES == 1 ? 8 * PIECE : X_IMAGE, g_eight = IMAGES == 1 ? 8 * PIECE : G_IMAGE;
+    const unsigned x_lane = lane_offset(lane, x_eight, X_PLANE) + c_warp / 8 * X_PLANE;
+    const unsigned g_lane = lane_offset(lane, G_PLANE, g_eight) + o_warp / 8 * G_PLANE;
 
     float sums[TAPS][2][4] = {};
     int strip = blockIdx.x;
