@@ -1,0 +1,200 @@
+"""The CUDA C++ kernels of the binary convolution, run on a CPU by ``warp_emulator.h``: values, gradients, edges.
+
+On a CUDA machine the tests of ``test_sign_conv.py`` run them for real.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unflip.train import nvrtc, sign_conv, sign_conv_cuda
+
+HERE = Path(__file__).parent
+# images, channels in and out, height, width, rows that a warp walks down
+SHAPES = [
+    (3, 16, 16, 7, 5, 3),
+    (2, 16, 16, 4, 33, 4),
+    (3, 32, 32, 5, 9, 2),
+    (2, 64, 64, 3, 13, 8),
+    (1, 16, 64, 2, 3, 1),
+    (2, 64, 16, 1, 1, 4),
+    (1, 32, 16, 3, 17, 2),
+]
+VARIANT = """
+#define KIND {kind}
+#define GRADIENT {gradient}
+#define K {k}
+#define N {n}
+#define convolve convolve_{kind}_{gradient}
+namespace variant_{kind}_{gradient} {{
+#include "sign_conv.cu"
+}}
+extern "C" int run_{kind}_{gradient}(const void* input, const void* signs, const void* x, void* output, int images,
+                                     int rows, int blocks, int threads, int shared)
+{{
+    using namespace variant_{kind}_{gradient};
+    const int last = sign_row(SIGN_ROWS - 1) + ROW_PIECES;
+    if (threads != THREADS || shared < 16 * last) return 2;
+    return emulate(blocks, threads, [=] {{
+        convolve(static_cast<const unsigned short*>(input), static_cast<const uint4*>(signs),
+                 static_cast<const uint2*>(x), static_cast<uint2*>(output), images, rows);
+    }}) ? 0 : 1;
+}}
+#undef KIND
+#undef GRADIENT
+#undef K
+#undef N
+#undef convolve
+"""
+
+
+def names(shape: tuple[int, ...]) -> str:
+    n, c, o, h, w, rows = shape
+    return f"{n}x{c}-{o}@{h}x{w},rows{rows}"
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[int, ...]], ctypes.CDLL]:
+    """A library of all six kernels for a shape."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile the emulator with")
+    folder = tmp_path_factory.mktemp("emulated")
+
+    def build(shape: tuple[int, ...]) -> ctypes.CDLL:
+        _, c, o, h, w, _ = shape
+        library = folder / f"{names(shape)}.so"
+        if not library.exists():
+            variants = [
+                VARIANT.format(kind=kind, gradient=gradient, k=k, n=n)
+                for kind in range(3)
+                for gradient, k, n in ((0, c, o), (1, o, c))
+            ]
+            source = f'#include "warp_emulator.h"\n#define H {h}\n#define W {w}\n' + "".join(variants)
+            options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", f"-I{HERE}", f"-I{nvrtc.HERE}"]
+            subprocess.run(
+                [compiler, *options, "-x", "c++", "-", "-o", str(library)],
+                input=source,
+                text=True,
+                check=True,
+            )
+        return ctypes.CDLL(str(library))
+
+    return build
+
+
+def example(shape: tuple[int, ...], kind: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Input with every special value, signs, and a gradient of the output, in channels_last."""
+    n, c, o, h, w, _ = shape
+    generator = torch.Generator().manual_seed(n + c + o + h + w)
+    x = torch.randn(n, c, h, w, generator=generator)
+    if kind == 2:
+        x = x.clamp(-1, 1).round()
+    else:
+        special = [0.0, -0.0, 2**-24, -(2**-24), 1.0, -1.0, 1.001, -1.001, 0.5, 0.5005, math.inf]
+        x.view(-1)[: len(special)] = torch.tensor(special)
+        x.view(-1)[-len(special) :] = -torch.tensor(special)
+    signs = torch.where(torch.randn(o, c, 3, 3, generator=generator) >= 0, 1.0, -1.0)
+    grad = torch.randn(n, o, h, w, generator=generator)
+    x, signs, grad = (
+        tensor.half().contiguous(memory_format=torch.channels_last) for tensor in (x, signs, grad)
+    )
+    return x, signs, grad
+
+
+def plainly(x: Tensor, signs: Tensor, grad: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+    """Output and gradient of x, in float64."""
+    x = x.double()
+    if kind == 0:
+        binary, passes = torch.where(x >= 0, 1.0, -1.0).double(), x.abs() <= 1
+    elif kind == 1:
+        binary, passes = (x > 0.5).double(), (x >= 0) & (x <= 1)
+    else:
+        binary, passes = x, torch.ones_like(x, dtype=torch.bool)
+    binary.requires_grad_()
+    y = F.conv2d(binary, signs.double(), padding=1)
+    (grad_binary,) = torch.autograd.grad(y, binary, grad.double())
+    return y.detach(), grad_binary * passes
+
+
+def guarded(tensor: Tensor) -> tuple[Tensor, int]:
+    """A copy of the memory with NaN before and after, and where it begins: what is read outside spoils sums."""
+    guard = 4096
+    memory = torch.full((tensor.numel() + 2 * guard,), math.nan, dtype=torch.float16)
+    values = memory[guard : guard + tensor.numel()]
+    values.copy_(tensor.permute(0, 2, 3, 1).reshape(-1))
+    return memory, values.data_ptr()
+
+
+def emulate(
+    library: ctypes.CDLL,
+    shape: tuple[int, ...],
+    kind: int,
+    gradient: int,
+    source: Tensor,
+    x: Tensor,
+    signs: Tensor,
+) -> Tensor:
+    n, c, o, h, w, rows = shape
+    k, results = (o, c) if gradient else (c, o)
+    blocks, threads, shared = sign_conv_cuda.geometry(n, h, w, k, results, rows, gradient)
+    memories = [guarded(tensor) for tensor in (source, signs, x)]
+    output, output_at = guarded(torch.full((n, results, h, w), math.nan))
+    function = getattr(library, f"run_{kind}_{gradient}")
+    pointers = [ctypes.c_void_p(at) for at in (*(at for _, at in memories), output_at)]
+    assert function(*pointers, n, rows, blocks, threads, shared) == 0
+    outside = torch.cat([output[:4096], output[-4096:]])
+    assert outside.isnan().all()
+    return output[4096:-4096].view(n, h, w, results).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("kind", range(3), ids=sign_conv.INPUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=names)
+def test_kernels_in_the_emulator(
+    shape: tuple[int, ...], kind: int, emulated: Callable[[tuple[int, ...]], ctypes.CDLL]
+) -> None:
+    library = emulated(shape)
+    x, signs, grad = example(shape, kind)
+    true_y, true_grad = plainly(x, signs, grad, kind)
+    y = emulate(library, shape, kind, 0, x, x, signs)
+    assert torch.equal(y.double(), true_y)
+    found = emulate(library, shape, kind, 1, grad, x, signs)
+    error = (found.double() - true_grad).abs()
+    assert (error <= 2**-11 * true_grad.abs() + 2**-13).all()  # float16's rounding, and the sum's in float32
+    assert torch.equal(found == 0, (found == 0) | (true_grad == 0))  # the mask is exact
+
+
+def test_a_nan_spoils_nothing_else(emulated: Callable[[tuple[int, ...]], ctypes.CDLL]) -> None:
+    shape = SHAPES[0]
+    x, signs, grad = example(shape, 0)
+    x[1, 3, 4, 4] = math.nan
+    y = emulate(emulated(shape), shape, 0, 0, x, x, signs)
+    assert torch.isfinite(y).all()
+    assert emulate(emulated(shape), shape, 0, 1, grad, x, signs)[1, 3, 4, 4].item() == 0
+
+
+def test_what_is_covered() -> None:
+    assert sign_conv_cuda.covers((16, 16, 3, 3), 1, 1)
+    assert sign_conv_cuda.covers((64, 32, 3, 3), 1, 1)
+    assert not sign_conv_cuda.covers((32, 16, 3, 3), 2, 1)
+    assert not sign_conv_cuda.covers((16, 16, 3, 3), 1, 0)
+    assert not sign_conv_cuda.covers((16, 16, 1, 1), 1, 1)
+    assert not sign_conv_cuda.covers((48, 48, 3, 3), 1, 1)
+    assert not sign_conv_cuda.covers((16, 3, 3, 3), 1, 1)
+
+
+def test_choices_of_rows() -> None:
+    assert sign_conv_cuda.choices(32) == [4, 8, 16, 32]
+    assert sign_conv_cuda.choices(7) == [4, 7]
+    assert sign_conv_cuda.choices(3) == [3]
+    assert sign_conv_cuda.choices(224) == [4, 8, 16, 32]
