@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip import auxiliary_loss, binarize, methods
+from unflip import auxiliary_loss, binarize, layers, methods
 from unflip.data import ImageSet
 from unflip.layers import binary_layers
 from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
-from unflip.train import load_recipe
+from unflip.train import engine as engines
+from unflip.train import load_recipe, sign_conv, sign_conv_cuda
 from unflip.train.batches import Images
 from unflip.train.engine import Engine, check_straight_through
 from unflip.train.learner import Learner, build_model
@@ -126,6 +127,32 @@ def test_when_compiling_fails_training_goes_on_eager_and_says_why(
     assert engine.mode == "eager"
     engine.step()
     assert engine.learners[0].position.item() == 1
+
+
+@pytest.mark.parametrize("triton_is_right", [True, False])
+def test_fused_kernels_that_disagree_are_given_up_one_by_one(
+    triton_is_right: bool, monkeypatch: pytest.MonkeyPatch, digits: ImageSet
+) -> None:
+    """First those of CUDA C++, and Triton's only if they are wrong too."""
+    engine = Engine([learner(digits)], compiled=False, captured=False)
+
+    def check(_: Learner) -> None:
+        if sign_conv_cuda.enabled() or not triton_is_right:
+            raise RuntimeError("output of conv1 is off by 7")
+
+    monkeypatch.setattr(layers, "fused_product", None)
+    monkeypatch.setattr(sign_conv, "available", lambda: True)
+    monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
+    monkeypatch.setattr(engines, "check_fused", check)
+    with pytest.warns(UserWarning, match="off by 7") as warned:
+        engine._fuse()
+    messages = [str(warning.message) for warning in warned]
+    assert "without our CUDA C++ kernels, because output of conv1 is off by 7" in messages[0]
+    assert (layers.fused_product is not None) == triton_is_right
+    if triton_is_right:
+        assert len(messages) == 1
+    else:
+        assert "with cuDNN's convolutions, because ours failed: output of conv1" in messages[1]
 
 
 @pytest.mark.parametrize(("name", "steps"), [("digits-dorefa", 3), ("digits-lns", 1)])

@@ -1,6 +1,6 @@
-"""The CUDA C++ kernels of the binary convolution, run on a CPU by ``warp_emulator.h``: values, gradients, edges.
+"""The CUDA C++ kernels of the binary convolution: values, gradients, edges, and who is asked to compute what.
 
-On a CUDA machine the tests of ``test_sign_conv.py`` run them for real.
+On a CPU they are run by ``warp_emulator.h``; with a CUDA device, for real as well.
 """
 
 from __future__ import annotations
@@ -80,8 +80,18 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[int, .
                 for kind in range(3)
                 for gradient, k, n in ((0, c, o), (1, o, c))
             ]
-            source = f'#include "warp_emulator.h"\n#define H {h}\n#define W {w}\n' + "".join(variants)
-            options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", f"-I{HERE}", f"-I{nvrtc.HERE}"]
+            source = f'#include "warp_emulator.h"\n#define H {h}\n#define W {w}\n' + "".join(
+                variants
+            )
+            options = [
+                "-std=c++17",
+                "-O1",
+                "-shared",
+                "-fPIC",
+                "-w",
+                f"-I{HERE}",
+                f"-I{nvrtc.HERE}",
+            ]
             subprocess.run(
                 [compiler, *options, "-x", "c++", "-", "-o", str(library)],
                 input=source,
@@ -170,8 +180,39 @@ def test_kernels_in_the_emulator(
     assert torch.equal(y.double(), true_y)
     found = emulate(library, shape, kind, 1, grad, x, signs)
     error = (found.double() - true_grad).abs()
-    assert (error <= 2**-11 * true_grad.abs() + 2**-13).all()  # float16's rounding, and the sum's in float32
+    assert (
+        error <= 2**-11 * true_grad.abs() + 2**-13
+    ).all()  # float16's rounding, and the sum's in float32
     assert torch.equal(found == 0, (found == 0) | (true_grad == 0))  # the mask is exact
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", range(3), ids=sign_conv.INPUTS)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, (9, 16, 16, 32, 32, 8), (5, 64, 64, 8, 8, 8)], ids=names
+)
+def test_kernels_on_the_device_and_in_a_graph(shape: tuple[int, ...], kind: int) -> None:
+    rows = shape[-1]
+    x, signs, grad = (tensor.cuda() for tensor in example(shape, kind))
+    true_y, true_grad = plainly(x, signs, grad, kind)
+
+    def run() -> tuple[Tensor, Tensor]:
+        y, out = torch.empty_like(grad), torch.empty_like(x)
+        sign_conv_cuda.fprop(x, signs, y, kind, rows)
+        sign_conv_cuda.dgrad(grad, x, signs, out, kind, rows)
+        return y, out
+
+    def check(y: Tensor, found: Tensor) -> None:
+        assert torch.equal(y.double(), true_y)
+        assert ((found.double() - true_grad).abs() <= 2**-11 * true_grad.abs() + 2**-12).all()
+
+    check(*run())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    graph.replay()
+    torch.cuda.synchronize()
+    check(*captured)
 
 
 def test_a_nan_spoils_nothing_else(emulated: Callable[[tuple[int, ...]], ctypes.CDLL]) -> None:
@@ -198,3 +239,70 @@ def test_choices_of_rows() -> None:
     assert sign_conv_cuda.choices(7) == [4, 7]
     assert sign_conv_cuda.choices(3) == [3]
     assert sign_conv_cuda.choices(224) == [4, 8, 16, 32]
+
+
+class Kernels:
+    """Counts who computes, and pretends how long that takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[object, float]) -> None:
+        self.calls: list[object] = []
+        monkeypatch.setattr(sign_conv, "_time", lambda call, _: [times[call() or self.calls.pop()]])
+        monkeypatch.setattr(sign_conv, "_chosen_rows", {})
+        monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def compute(self) -> None:
+        sign_conv._by_the_faster(("fprop", 16), 16, self.calls.append, self.by_triton)
+
+    def by_triton(self) -> None:
+        self.calls.append("Triton")
+
+
+def test_the_faster_kernel_computes_and_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 6.0})
+    kernels.compute()
+    monkeypatch.delattr(sign_conv, "_time")
+    kernels.compute()
+    assert kernels.calls == [8, 8]
+    sign_conv_cuda._enabled = False
+    kernels.compute()
+    assert kernels.calls == [8, 8, "Triton"]
+
+
+def test_triton_computes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 1.0})
+    kernels.compute()
+    kernels.compute()
+    assert kernels.calls == ["Triton", "Triton"]
+
+
+def test_nothing_is_timed_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels(monkeypatch, {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    kernels.compute()
+    assert kernels.calls == ["Triton"]
+    assert sign_conv._chosen_rows == {}
+
+
+def test_a_kernel_that_fails_is_switched_off_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = Kernels(monkeypatch, {"Triton": 1.0})
+
+    def fails(rows: int) -> None:
+        raise RuntimeError("no libnvrtc")
+
+    with pytest.warns(UserWarning, match=r"without our CUDA C\+\+ kernels.*failed: no libnvrtc"):
+        sign_conv._by_the_faster(("dgrad", 16), 16, fails, kernels.by_triton)
+    assert kernels.calls == ["Triton"]
+    assert not sign_conv_cuda.enabled()
+
+
+def test_without_nvrtc_the_reason_names_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
+    with pytest.raises(RuntimeError, match=r"libnvrtc\.so\.99 is neither known here nor under"):
+        nvrtc._preload_nvrtc()
+
+
+def test_the_kernels_are_beside_the_module_that_loads_them() -> None:
+    assert (nvrtc.HERE / sign_conv_cuda.FILE).is_file()

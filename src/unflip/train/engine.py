@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unflip import layers, methods
 from unflip.layers import binary_layers, inside_binarizer
-from unflip.train import mapping, mapping_conv, sign_conv, stem_conv
+from unflip.train import mapping, mapping_conv, sign_conv, sign_conv_cuda, stem_conv
 from unflip.train.learner import Learner
 from unflip.train.recipe import Recipe
 
@@ -56,15 +56,24 @@ class Engine:
         layers.fused_product = fused_sign_convolution if sign_conv.available() else None
         if layers.fused_product is None:
             return
+        problem = self._problem_of_fused()
+        if problem is not None and sign_conv_cuda.enabled():  # Triton's kernels may still be right
+            sign_conv_cuda.switch_off(problem)
+            problem = self._problem_of_fused()
+        if problem is not None:
+            layers.fused_product = None
+            warnings.warn(
+                f"training with cuDNN's convolutions, because ours failed: {problem}",
+                stacklevel=3,
+            )
+
+    def _problem_of_fused(self) -> str | None:
         try:
             for learner in _one_of_each_family(self.learners):
                 check_fused(learner)
         except Exception as error:
-            layers.fused_product = None
-            warnings.warn(
-                f"training with cuDNN's convolutions, because ours failed: {_first_line(error)}",
-                stacklevel=3,
-            )
+            return _first_line(error)
+        return None
 
     def _take_stems(self) -> None:
         """Use our kernels for float convolutions of images, if they work here and give what cuDNN does."""

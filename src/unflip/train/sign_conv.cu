@@ -120,7 +120,7 @@ struct Sums {
 struct Column {  // one of a lane's two
     int at;      // where its channels of the next row to load begin
     int result;  // where its four channels of the next result are, in pieces of 8 bytes
-    bool exists, has_left, has_right;
+    bool has_left, has_right;
 };
 
 INLINE int sign_row(int row)
@@ -201,8 +201,7 @@ INLINE void take_signs_transposed(Signs& signs, const uint4* shared, int group, 
 INLINE Column column_at(int number, int images, int load, int store, int channel, int result_channel)
 {
     Column column;
-    column.exists = number < images * W;
-    if (!column.exists) number = images * W - 1;  // computed again, and not stored
+    number = min(number, images * W - 1);  // past the end, the last one is computed and stored again
     const int image = number / W, w = number % W;
     column.has_left = w > 0;
     column.has_right = w < W - 1;
@@ -279,7 +278,7 @@ INLINE void store(uint2* __restrict__ output, const Column (&columns)[2], const 
             halves.x &= passes(x[i].x);
             halves.y &= passes(x[i].y);
         }
-        if (columns[i].exists && complete) output[columns[i].result] = halves;
+        if (complete) output[columns[i].result] = halves;
     }
 }
 
@@ -337,8 +336,9 @@ convolve(const unsigned short* __restrict__ input, const uint4* __restrict__ all
         }
         const bool complete = row > begin;
         store(output, columns, above, masked, complete);
-        columns[0].result += complete ? W * N / 4 : 0;
-        columns[1].result += complete ? W * N / 4 : 0;
+        const int next_result = complete ? W * N / 4 : 0;
+        columns[0].result += next_result;
+        columns[1].result += next_result;
         above = here;
         here = below;
     }

@@ -23,6 +23,9 @@ fall into s² classes by (row mod s, column mod s), each of which meets only eve
 the grid. There are no atomics: for a given choice of blocks, gradients are the same bits every time. The blocks
 are tuned at the first call for every shape and process, which must not be inside the capture of a CUDA graph.
 
+For 3×3 taps of stride 1 and 16, 32 or 64 channels, the first two also exist in CUDA C++ (``sign_conv_cuda``). Where
+they can be compiled, they are timed with the blocks, and the faster of both is used.
+
 The sign is taken from the bits, two values at a time: x + 0 is never −0, and its sign bit is put on the float16
 1.0 (0x3C00), or on 0.0 in the padding. A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and passes
 no gradient: a diverging network shows in its loss, not in the output of this convolution.
@@ -38,10 +41,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from unflip.train import sign_conv_cuda
 
 try:
     import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -128,10 +134,12 @@ def tuned() -> dict[str, dict[tuple[Any, ...], str]]:
     if triton is None or INTERPRETED:
         return {}
     kernels = {"fprop": _fprop_kernel, "dgrad": _dgrad_kernel, "wgrad": _wgrad_kernel}
-    return {
+    blocks = {
         name: {tuple(key): str(config) for key, config in kernel.cache.items()}
         for name, kernel in kernels.items()
     }
+    rows = {key: f"{rows} rows" if rows else "Triton" for key, rows in _chosen_rows.items()}
+    return {**blocks, "CUDA C++": rows}
 
 
 def _obstacle(
@@ -770,6 +778,44 @@ def _empty_partial(x: Tensor, grad: Tensor, kh: int, kw: int) -> Tensor:
     return torch.empty((chunks, o, kh, kw, c), dtype=torch.float32, device=x.device)
 
 
+# The number of rows with which the CUDA C++ kernel is faster than Triton's, or 0, by what, shape and kind.
+_chosen_rows: dict[tuple[Any, ...], int] = {}
+
+
+def _by_the_faster(
+    key: tuple[Any, ...],
+    height: int,
+    by_cuda: Callable[[int], None],
+    by_triton: Callable[[], None],
+) -> None:
+    """Compute by the kernel that is faster for ``key``. The first call times both."""
+    if key not in _chosen_rows and not torch.cuda.is_current_stream_capturing():
+        _chosen_rows[key] = _faster_rows(height, by_cuda, by_triton)
+    rows = _chosen_rows.get(key, 0) if sign_conv_cuda.enabled() else 0
+    if rows:
+        by_cuda(rows)
+    else:
+        by_triton()
+
+
+def _faster_rows(height: int, by_cuda: Callable[[int], None], by_triton: Callable[[], None]) -> int:
+    if not sign_conv_cuda.enabled():
+        return 0
+    try:
+        times = {
+            rows: _time(partial(by_cuda, rows), [0.5])[0] for rows in sign_conv_cuda.choices(height)
+        }
+    except Exception as error:
+        sign_conv_cuda.switch_off(f"they failed: {str(error).strip() or type(error).__name__}")
+        return 0
+    best = min(times, key=times.__getitem__)
+    return best if times[best] < _time(by_triton, [0.5])[0] else 0
+
+
+def _has_cuda(weight_shape: Sequence[int], stride: int, padding: int, *tensors: Tensor) -> bool:
+    return sign_conv_cuda.covers(weight_shape, stride, padding) and sign_conv_cuda.reads(*tensors)
+
+
 @torch.library.custom_op("unflip::sign_conv2d", mutates_args=())
 def _forward(
     x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, kind: int
@@ -777,6 +823,23 @@ def _forward(
     """``halves`` are the signs to multiply with; ``signs`` only receives the gradient."""
     _check(x, halves)
     y = _empty_output(x, halves.shape, stride, padding)
+    by_triton = partial(_fprop_by_triton, x, halves, y, stride, padding, kind)
+    if not _has_cuda(halves.shape, stride, padding, x, halves, y):
+        by_triton()
+        return y
+    with torch.cuda.device_of(x):
+        _by_the_faster(
+            ("fprop", *x.shape, halves.shape[0], kind, x.device.index),
+            x.shape[2],
+            partial(sign_conv_cuda.fprop, x, halves, y, kind),
+            by_triton,
+        )
+    return y
+
+
+def _fprop_by_triton(
+    x: Tensor, halves: Tensor, y: Tensor, stride: int, padding: int, kind: int
+) -> None:
     o = halves.shape[0]
     pixels = y.shape[0] * y.shape[2] * y.shape[3]
     block_o = _power(o, 128)
@@ -790,7 +853,6 @@ def _forward(
             PART=_part(x.shape[1]),
             BLOCK_O=block_o,
         )
-    return y
 
 
 @_forward.register_fake
@@ -803,6 +865,23 @@ def _dgrad(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, k
     """The gradient of x, straight through the sign and clipped."""
     _check(x, grad, halves)
     out = torch.empty_like(x, memory_format=torch.channels_last)
+    by_triton = partial(_dgrad_by_triton, grad, x, halves, out, stride, padding, kind)
+    if not _has_cuda(halves.shape, stride, padding, grad, x, halves, out):
+        by_triton()
+        return out
+    with torch.cuda.device_of(x):
+        _by_the_faster(
+            ("dgrad", *x.shape, halves.shape[0], kind, x.device.index),
+            x.shape[2],
+            partial(sign_conv_cuda.dgrad, grad, x, halves, out, kind),
+            by_triton,
+        )
+    return out
+
+
+def _dgrad_by_triton(
+    grad: Tensor, x: Tensor, halves: Tensor, out: Tensor, stride: int, padding: int, kind: int
+) -> None:
     n, c, h, w = x.shape
     pixels = n * _cdiv(h, stride) * _cdiv(w, stride)
     block_c = _power(c, 128)
@@ -819,7 +898,6 @@ def _dgrad(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, k
             PART=_part(halves.shape[0]),
             BLOCK_C=block_c,
         )
-    return out
 
 
 @_dgrad.register_fake

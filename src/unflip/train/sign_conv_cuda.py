@@ -17,7 +17,12 @@ from unflip.train import nvrtc
 FILE = "sign_conv.cu"
 CHANNELS = (16, 32, 64)
 GROUP = 16  # output channels of a warp
-ROWS = (4, 8, 16, 32)  # that a warp walks down: with more, it repeats less; with fewer, more warps share the work
+ROWS = (
+    4,
+    8,
+    16,
+    32,
+)  # that a warp walks down: with more, it repeats less; with fewer, more warps share the work
 
 _enabled = True
 
