@@ -2,7 +2,7 @@
 //
 // A product that is fed through shared memory moves every value four times and waits at barriers. Here a lane loads
 // its part of a tensor core's operand from global memory right into registers, where the other operand, the signs of
-// 16 output channels, stays for the life of the warp. Between them there is no shared memory and no barrier.
+// 16 output channels, stays for the life of the warp. Shared memory only brings the signs to a block's warps, once.
 //
 // mma.m16n8k16: a lane is (g, t) = (lane / 4, lane % 4), and holds two numbers per register.
 //
@@ -24,8 +24,8 @@
 //                     64:          8t + (0 1 | 2 3), 8t + 4 + ..., 32 + 8t + ..., 32 + 8t + 4 + ...
 //
 // The 16 rows of a product are 16 adjacent columns of images, counted through all images (column = image · W + w). A
-// warp walks down its columns. Each row of pixels is loaded once for each kw, a row ahead, and is multiplied with all
-// three kh, for the sums of the output rows above, here and below:
+// warp walks down its columns. Each row of pixels is loaded once for each kw, ahead of its use, and is multiplied with
+// all three kh, for the sums of the output rows above, here and below:
 //
 //     pixels of row r   × signs of kh = 2  → sum of output row r − 1, which is complete and stored
 //                       × signs of kh = 1  → sum of output row r
@@ -266,6 +266,7 @@ INLINE void load_masked(uint2 (&here)[2], const uint2* __restrict__ x, const Col
     for (int i = 0; i < 2; ++i) here[i] = x[columns[i].result];
 }
 
+// Without a branch around it all: the compiler would move the loads of x into it, to where they are needed.
 INLINE void store(uint2* __restrict__ output, const Column (&columns)[2], const Sums& sums, const uint2 (&x)[2],
                   bool complete)
 {
