@@ -193,9 +193,7 @@ def test_arms_that_distill_get_the_teacher_and_others_none(
     assert teachers.pop("distill") == teachers.pop("all") == Path("t")
     assert set(teachers.values()) == {None}
     without = EXPERIMENTS["beyond"].study(tmp_path, 1)
-    with pytest.raises(
-        ValueError, match=r"arm 'distill' learns .* give its folder as --teach"
-    ):
+    with pytest.raises(ValueError, match=r"arm 'distill' learns .* give its folder as --teach"):
         run_study(without)
     assert trainer.calls == []
 

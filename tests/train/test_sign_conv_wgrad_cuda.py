@@ -14,69 +14,35 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.train import sign_conv
+from unflip.train import sign_conv, sign_conv_cuda
+from unflip.train.sign_conv_cuda import Strips
 
 SOURCE = Path(sign_conv.__file__).with_name("sign_conv_wgrad.cu")
 EMULATOR = Path(__file__).with_name("warp_emulator_wgrad.h")
-PIECE = 16  # bytes of shared memory: 8 channels of a pixel
 KINDS = {name: kind for kind, name in enumerate(sign_conv.INPUTS)}
-TWO_BUFFERS = 73 * 1024  # three blocks a multiprocessor
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the kernel is compiled and launched: ``grid = (chunks, tiles)``, ``block = threads``."""
-
-    constants: dict[str, int]
-    tiles: int
-    threads: int
-    shared_bytes: int
 
 
 def plan(
     c: int, h: int, w: int, kind: int, rows: int | None = None, warps: int = 4, tile: int = 32
-) -> Plan:
-    """``rows`` of a strip: by default as many as fit. A block has ``tile`` output and ``tile`` input channels."""
-    tile = min(c, tile)
-    if rows is None:
-        options = (r for r in (16, 8, 4, 2) if _buffers(tile, h, w, r) <= TWO_BUFFERS)
-        rows = next(options, 1)
-    pixel_warps = warps // (tile // 16) ** 2
-    scratch = warps * 9 * 4 * 32 * 8 if pixel_warps > 1 else 0
-    shared_bytes = max(_buffers(tile, h, w, rows), scratch)
-    constants = {"C": c, "H": h, "W": w, "KIND": kind, "ROWS": rows, "WARPS": warps}
-    constants |= {"O_TILE": tile, "C_TILE": tile, "SHARED_BYTES": shared_bytes}
-    return Plan(constants, (c // tile) ** 2, 32 * warps, shared_bytes)
-
-
-def _buffers(tile: int, h: int, w: int, rows: int) -> int:
-    """Bytes of two strips of x, with its border, and of g."""
-    images, columns = (2, 8) if w <= 8 else (1, -(-w // 16) * 16)
-    rows = min(rows, h)
-    x_rows = rows if rows == h else rows + 2
-    pieces = tile // 8
-    planes = _plane(images * x_rows * (columns + 2), pieces) + _plane(
-        images * rows * columns, pieces
-    )
-    return 2 * pieces * planes
-
-
-def _plane(pixels: int, pieces: int) -> int:
-    """Bytes of 8 channels of the pixels: such that a pixel's pieces fall into different banks."""
-    return (pixels + (8 // pieces - pixels) % 8) * PIECE
+) -> Strips:
+    """By default as it is in training; other rows, warps and tiles have to be right as well."""
+    rows = rows or sign_conv_cuda.strip_choices(c, h, w)[0]
+    with mock.patch.multiple(sign_conv_cuda, STRIP_WARPS=warps, TILE=tile):
+        return sign_conv_cuda.strips(1, c, h, w, kind, rows)
 
 
 # ------------------------------------------------------------------------------------------ emulator
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], ctypes.CDLL]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Strips], ctypes.CDLL]:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the kernel for the CPU")
     folder = tmp_path_factory.mktemp("wgrad")
@@ -97,7 +63,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], ctype
         loaded.emulate.restype = ctypes.c_char_p
         return loaded
 
-    def cached(made: Plan) -> ctypes.CDLL:
+    def cached(made: Strips) -> ctypes.CDLL:
         return build(tuple(sorted((made.constants | {"KIND": -1}).items())))
 
     return cached
@@ -113,7 +79,7 @@ class Counts:
 
 def run(
     library: ctypes.CDLL,
-    made: Plan,
+    made: Strips,
     g: Tensor,
     x: Tensor,
     chunks: int,
@@ -170,7 +136,7 @@ def reference(g: Tensor, x: Tensor, kind: int) -> Tensor:
 
 
 def check(
-    compiled: Callable[[Plan], ctypes.CDLL], made: Plan, images: int, chunks: int, **how: bool
+    compiled: Callable[[Strips], ctypes.CDLL], made: Strips, images: int, chunks: int, **how: bool
 ) -> Counts:
     c, h, w, kind = (made.constants[name] for name in ("C", "H", "W", "KIND"))
     g, x = example(images, c, h, w, seed=images)
@@ -185,7 +151,7 @@ SIZES = [(8, 8), (16, 16), (5, 7), (3, 33), (9, 32), (1, 1)]
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("c", [16, 32, 64])
 def test_equals_a_plain_sum(
-    compiled: Callable[[Plan], ctypes.CDLL], c: int, size: tuple[int, int]
+    compiled: Callable[[Strips], ctypes.CDLL], c: int, size: tuple[int, int]
 ) -> None:
     trials = itertools.cycle(
         [(1, 1), (3, 2), (5, 7), (2, 5)]
@@ -212,7 +178,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(map(str, layout)))
-def test_every_layout(compiled: Callable[[Plan], ctypes.CDLL], layout: tuple[int, ...]) -> None:
+def test_every_layout(compiled: Callable[[Strips], ctypes.CDLL], layout: tuple[int, ...]) -> None:
     c, h, w, rows, warps, tile = layout
     made = plan(c, h, w, KINDS["pm1"], rows, warps, tile)
     for (images, chunks), late, backwards in itertools.product(
@@ -221,7 +187,7 @@ def test_every_layout(compiled: Callable[[Plan], ctypes.CDLL], layout: tuple[int
         check(compiled, made, images, chunks, late_copies=late, backwards=backwards)
 
 
-def test_a_chunk_has_every_so_many_strips(compiled: Callable[[Plan], ctypes.CDLL]) -> None:
+def test_a_chunk_has_every_so_many_strips(compiled: Callable[[Strips], ctypes.CDLL]) -> None:
     made = plan(16, 8, 32, KINDS["pm1"], rows=4)
     g, x = example(3, 16, 8, 32)
     partial, _ = run(compiled(made), made, g, x, chunks=4)
@@ -235,7 +201,7 @@ def test_a_chunk_has_every_so_many_strips(compiled: Callable[[Plan], ctypes.CDLL
 
 
 @pytest.mark.parametrize("kind", [KINDS["pm1"], KINDS["01"]])
-def test_a_nan_becomes_a_sign_or_zero(compiled: Callable[[Plan], ctypes.CDLL], kind: int) -> None:
+def test_a_nan_becomes_a_sign_or_zero(compiled: Callable[[Strips], ctypes.CDLL], kind: int) -> None:
     made = plan(16, 5, 7, kind)
     g, x = example(2, 16, 5, 7)
     x[0, 2, 3] = float("nan")
@@ -245,7 +211,7 @@ def test_a_nan_becomes_a_sign_or_zero(compiled: Callable[[Plan], ctypes.CDLL], k
 
 @pytest.mark.parametrize(("c", "size"), [(16, 32), (32, 16), (64, 8)])
 def test_no_bank_conflict_and_no_product_in_vain(
-    compiled: Callable[[Plan], ctypes.CDLL], c: int, size: int
+    compiled: Callable[[Strips], ctypes.CDLL], c: int, size: int
 ) -> None:
     images = 2
     counts = check(compiled, plan(c, size, size, KINDS["pm1"]), images, chunks=2)
@@ -255,3 +221,54 @@ def test_no_bank_conflict_and_no_product_in_vain(
     assert counts.copy_conflicts == 0
     assert counts.mma == 18 * steps - 12 * columns  # two rows of taps meet only padding
     assert 4 * steps <= counts.ldmatrix < 5 * steps
+
+
+def test_chunks_take_strips_in_even_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sign_conv, "_processors", lambda x: 132)
+    for side_by_side in (1, 3, 15):
+        monkeypatch.setattr(sign_conv, "side_by_side", side_by_side)
+        for images, c, size in ((128, 16, 32), (128, 32, 16), (128, 64, 8), (1, 64, 8), (5, 16, 7)):
+            x = torch.empty(images, c, size, size, device="meta")
+            for rows in sign_conv_cuda.strip_choices(c, size, size):
+                number = sign_conv_cuda.strips(images, c, size, size, 0, rows).number
+                chunks = sign_conv._strip_chunks(x, 0, rows)
+                assert 1 <= chunks <= number
+                assert chunks * 9 * c * c <= sign_conv.MOST_PARTIAL
+                share = -(-number // chunks)
+                assert (chunks - 1) * share < number  # no chunk is empty
+
+
+def test_compiled_code_knows_how_many_partial_sums_there_will_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, grad = (torch.empty(128, 16, 32, 32, dtype=torch.half, device="meta") for _ in range(2))
+    chunks = {"Triton": sign_conv._chunks(x, (32, 32), 144, 16)}
+    chunks["CUDA"] = sign_conv._strip_chunks(x, 0, 8)
+    assert chunks["CUDA"] != chunks["Triton"]
+
+    def expected(kernel: int = 3) -> int:
+        op = torch.ops.unflip.sign_conv2d_wgrad
+        return int(op(grad, x, kernel, kernel, 1, kernel // 2, 0).shape[0])
+
+    monkeypatch.setattr(sign_conv, "_chosen_rows", {sign_conv._wgrad_key(grad, x, 0): 8})
+    monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
+    assert expected() == chunks["CUDA"]
+    assert expected(kernel=1) == sign_conv._chunks(x, (32, 32), 16, 16)
+    monkeypatch.setattr(sign_conv_cuda, "_enabled", False)
+    assert expected() == chunks["Triton"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("c", "size"), [(16, 32), (32, 16), (64, 8), (16, 7)])
+def test_on_the_device_and_in_a_graph(c: int, size: int, kind: int) -> None:
+    g, x = (values.cuda() for values in example(5, c, size, size))
+    grad, images = (values.permute(0, 3, 1, 2) for values in (g, x))
+    for rows in sign_conv_cuda.strip_choices(c, size, size):
+        found = sign_conv._wgrad_by_cuda(grad, images, kind, rows)
+        assert torch.equal(found.double().sum(0), reference(g, x, kind))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = sign_conv._wgrad_by_cuda(grad, images, kind, rows)
+        graph.replay()
+        assert torch.equal(found.double().sum(0), reference(g, x, kind))

@@ -23,7 +23,7 @@ fall into s² classes by (row mod s, column mod s), each of which meets only eve
 the grid. There are no atomics: for a given choice of blocks, gradients are the same bits every time. The blocks
 are tuned at the first call for every shape and process, which must not be inside the capture of a CUDA graph.
 
-For 3×3 taps of stride 1 and 16, 32 or 64 channels, the first two also exist in CUDA C++ (``sign_conv_cuda``). Where
+For 3×3 taps of stride 1 and 16, 32 or 64 channels, all three also exist in CUDA C++ (``sign_conv_cuda``). Where
 they can be compiled, they are timed with the blocks, and the faster of both is used.
 
 The sign is taken from the bits, two values at a time: x + 0 is never −0, and its sign bit is put on the float16
@@ -245,7 +245,7 @@ CHUNK_BLOCKS = [
 SHAPE = ["H", "W", "C", "O", "KH", "KW", "STRIDE", "PADDING"]
 
 
-def _time(call: Callable[[], None], quantiles: Sequence[float]) -> list[float]:
+def _time(call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
     """Milliseconds a call, with as many at once as networks train side by side. The device sleeps while calls queue
     up, or launching is what would be timed."""
     call()
@@ -712,10 +712,7 @@ def _cdiv(a: int, b: int) -> int:
 
 def _chunks(x: Tensor, size: tuple[int, int], terms: int, outputs: int) -> int:
     """How many partial sums the sign gradient has: enough programs to fill the device, no more."""
-    if x.device.type == "cuda":
-        processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    else:
-        processors = 2
+    processors = _processors(x)
     programs = _cdiv(terms, 64) * _cdiv(outputs, _power(outputs, 128))
     share = min(side_by_side, PROGRAMS_PER_SM)  # the others fill the rest
     filling = _cdiv(PROGRAMS_PER_SM * processors, share * programs)
@@ -723,6 +720,12 @@ def _chunks(x: Tensor, size: tuple[int, int], terms: int, outputs: int) -> int:
     images, positions = x.shape[0], _cdiv(size[0] * size[1], 64)
     splits = _cdiv(positions, _cdiv(positions, max(1, wanted)))  # even shares
     return splits * _cdiv(images, _cdiv(images, max(1, wanted // splits)))
+
+
+def _processors(x: Tensor) -> int:
+    if x.device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(x.device).multi_processor_count
 
 
 def _check(x: Tensor, *others: Tensor) -> None:
@@ -772,9 +775,8 @@ def _empty_output(x: Tensor, weight_shape: Sequence[int], stride: int, padding: 
     )
 
 
-def _empty_partial(x: Tensor, grad: Tensor, kh: int, kw: int) -> Tensor:
-    c, (o, *size) = x.shape[1], grad.shape[1:]
-    chunks = _chunks(x, (size[0], size[1]), c * kh * kw, o)
+def _empty_partial(x: Tensor, grad: Tensor, kh: int, kw: int, chunks: int) -> Tensor:
+    c, o = x.shape[1], grad.shape[1]
     return torch.empty((chunks, o, kh, kw, c), dtype=torch.float32, device=x.device)
 
 
@@ -782,34 +784,43 @@ def _empty_partial(x: Tensor, grad: Tensor, kh: int, kw: int) -> Tensor:
 _chosen_rows: dict[tuple[Any, ...], int] = {}
 
 
-def _by_the_faster(
+def _rows(
     key: tuple[Any, ...],
-    height: int,
-    by_cuda: Callable[[int], None],
-    by_triton: Callable[[], None],
-) -> None:
-    """Compute by the kernel that is faster for ``key``. The first call times both."""
+    choices: Sequence[int],
+    by_cuda: Callable[[int], object],
+    by_triton: Callable[[], object],
+) -> int:
+    """With which number of rows the CUDA C++ kernel is faster for ``key``, or 0. The first call times both."""
     if key not in _chosen_rows and not torch.cuda.is_current_stream_capturing():
-        _chosen_rows[key] = _faster_rows(height, by_cuda, by_triton)
-    rows = _chosen_rows.get(key, 0) if sign_conv_cuda.enabled() else 0
-    if rows:
-        by_cuda(rows)
-    else:
-        by_triton()
+        _chosen_rows[key] = _faster_rows(choices, by_cuda, by_triton)
+    return _chosen_rows.get(key, 0) if sign_conv_cuda.enabled() else 0
 
 
-def _faster_rows(height: int, by_cuda: Callable[[int], None], by_triton: Callable[[], None]) -> int:
-    if not sign_conv_cuda.enabled():
+def _faster_rows(
+    choices: Sequence[int], by_cuda: Callable[[int], object], by_triton: Callable[[], object]
+) -> int:
+    if not sign_conv_cuda.enabled() or not choices:
         return 0
     try:
-        times = {
-            rows: _time(partial(by_cuda, rows), [0.5])[0] for rows in sign_conv_cuda.choices(height)
-        }
+        times = {rows: _time(partial(by_cuda, rows), [0.5])[0] for rows in choices}
     except Exception as error:
         sign_conv_cuda.switch_off(f"they failed: {str(error).strip() or type(error).__name__}")
         return 0
     best = min(times, key=times.__getitem__)
     return best if times[best] < _time(by_triton, [0.5])[0] else 0
+
+
+def _by_the_faster(
+    key: tuple[Any, ...],
+    height: int,
+    by_cuda: Callable[[int], object],
+    by_triton: Callable[[], object],
+) -> None:
+    rows = _rows(key, sign_conv_cuda.choices(height), by_cuda, by_triton)
+    if rows:
+        by_cuda(rows)
+    else:
+        by_triton()
 
 
 def _has_cuda(weight_shape: Sequence[int], stride: int, padding: int, *tensors: Tensor) -> bool:
@@ -911,8 +922,46 @@ def _wgrad(
 ) -> Tensor:
     """Partial sums (chunks, O, kh, kw, C) in float32; their sum over chunks is the signs' gradient."""
     _check(x, grad)
-    out = _empty_partial(x, grad, kh, kw)
+    by_triton = partial(_wgrad_by_triton, grad, x, kh, kw, stride, padding, kind)
+    o, (_, c, h, w) = grad.shape[1], x.shape
+    if c != o or not _has_cuda((o, c, kh, kw), stride, padding, x, grad):
+        return by_triton()
+    by_cuda = partial(_wgrad_by_cuda, grad, x, kind)
+    with torch.cuda.device_of(x):
+        rows = _rows(
+            _wgrad_key(grad, x, kind),
+            sign_conv_cuda.strip_choices(c, h, w),
+            lambda rows: by_cuda(rows).sum(0),  # fewer chunks are added faster
+            lambda: by_triton().sum(0),
+        )
+        return by_cuda(rows) if rows else by_triton()
+
+
+def _wgrad_key(grad: Tensor, x: Tensor, kind: int) -> tuple[Any, ...]:
+    return "wgrad", *x.shape, grad.shape[1], kind, x.device.index
+
+
+def _wgrad_by_cuda(grad: Tensor, x: Tensor, kind: int, rows: int) -> Tensor:
+    out = _empty_partial(x, grad, 3, 3, _strip_chunks(x, kind, rows))
+    sign_conv_cuda.wgrad(grad, x, out, kind, rows)
+    return out
+
+
+def _strip_chunks(x: Tensor, kind: int, rows: int) -> int:
+    """As :func:`_chunks`, of strips: a block for each chunk and tile, two for each processor."""
+    images, c, h, w = x.shape
+    plan = sign_conv_cuda.strips(images, c, h, w, kind, rows)
+    share = min(side_by_side, PROGRAMS_PER_SM)
+    filling = _cdiv(2 * _processors(x), share * plan.tiles)
+    wanted = max(1, min(filling, MOST_PARTIAL // (9 * c * c)))
+    return _cdiv(plan.number, _cdiv(plan.number, wanted))  # even shares
+
+
+def _wgrad_by_triton(
+    grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, kind: int
+) -> Tensor:
     c, o = x.shape[1], grad.shape[1]
+    out = _empty_partial(x, grad, kh, kw, _chunks(x, _size(grad), c * kh * kw, o))
     block_o, part = _power(o, 128), _part(c)
     with torch.cuda.device_of(x):
         _wgrad_kernel[
@@ -933,9 +982,18 @@ def _wgrad(
     return out
 
 
+def _size(images: Tensor) -> tuple[int, int]:
+    return images.shape[2], images.shape[3]
+
+
 @_wgrad.register_fake
 def _(grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, kind: int) -> Tensor:
-    return _empty_partial(x, grad, kh, kw)
+    # Which kernel it will be is known: it was timed when the layers were compared, before anything is compiled.
+    rows = _chosen_rows.get(_wgrad_key(grad, x, kind), 0) if sign_conv_cuda.enabled() else 0
+    if rows and (kh, kw, stride, padding) == (3, 3, 1, 1):
+        return _empty_partial(x, grad, kh, kw, _strip_chunks(x, kind, rows))
+    terms = x.shape[1] * kh * kw
+    return _empty_partial(x, grad, kh, kw, _chunks(x, _size(grad), terms, grad.shape[1]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The kernels of ``sign_conv.cu``: which layers they cover, how they are launched, and which rows are best.
+"""The kernels of ``sign_conv.cu`` and ``sign_conv_wgrad.cu``: which layers they cover, and how they are launched.
 
 They do what the Triton kernels of ``sign_conv`` do, for the layers that networks of 16 to 64 channels mostly have.
 Where they cannot be compiled, fail, or are not faster, those are used.
@@ -6,25 +6,29 @@ Where they cannot be compiled, fail, or are not faster, those are used.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from unflip.train import nvrtc
 
-FILE = "sign_conv.cu"
 CHANNELS = (16, 32, 64)
 GROUP = 16  # output channels of a warp
-ROWS = (
-    4,
-    8,
-    16,
-    32,
-)  # that a warp walks down: with more, it repeats less; with fewer, more warps share the work
+# That a warp walks down: with more, it repeats less; with fewer, more warps share the work.
+ROWS = (4, 8, 16, 32)
 
-_enabled = True
+STRIP_ROWS = (16, 8, 4, 2, 1)  # of the sign gradient: fewer rows leave room for more blocks
+STRIP_WARPS = 4
+TILE = 32  # channels of a block, in and out
+PIECE = 16  # bytes of shared memory: 8 channels of a pixel
+TWO_STRIPS = 73 * 1024  # bytes of which a multiprocessor has room for three
+
+# Whoever has trouble with them can do without: UNFLIP_NVRTC=0.
+_enabled = os.environ.get("UNFLIP_NVRTC", "1") != "0"
 
 
 def enabled() -> bool:
@@ -73,7 +77,7 @@ def _launch(
     blocks, threads, shared_bytes = geometry(images, h, w, k, n, rows, gradient)
     with torch.cuda.device_of(source):
         kernel = nvrtc.compiled(
-            FILE,
+            "sign_conv.cu",
             "convolve",
             source.device.index,
             shared_bytes,
@@ -106,3 +110,70 @@ def geometry(
         sign_rows, row_pieces, shift_every, shift_pieces = n, 9 * k // 8, 2, adjacent // 2
     shared = 16 * (sign_rows * row_pieces + sign_rows // shift_every * shift_pieces)
     return blocks, 32 * warps, shared
+
+
+# --------------------------------------------------------------------------------------- sign gradient
+
+
+@dataclass(frozen=True)
+class Strips:
+    """How the kernel of the sign gradient is compiled and launched: ``grid=(chunks, tiles, 1)``."""
+
+    constants: dict[str, int]
+    tiles: int
+    threads: int
+    shared_bytes: int
+    number: int  # of strips, of which a chunk takes some
+
+
+def strips(images: int, c: int, h: int, w: int, kind: int, rows: int) -> Strips:
+    """``rows`` of a strip. Images of up to 8 columns go in pairs."""
+    tile = min(c, TILE)
+    warps_of_a_sum = STRIP_WARPS // (tile // 16) ** 2
+    scratch = STRIP_WARPS * 9 * 4 * 32 * 8 if warps_of_a_sum > 1 else 0
+    shared_bytes = max(_two_strips(tile, h, w, rows), scratch)
+    constants = {"C": c, "H": h, "W": w, "KIND": kind, "ROWS": rows, "WARPS": STRIP_WARPS}
+    constants |= {"O_TILE": tile, "C_TILE": tile, "SHARED_BYTES": shared_bytes}
+    number = -(-images // (2 if w <= 8 else 1)) * -(-h // min(rows, h))
+    return Strips(constants, (c // tile) ** 2, 32 * STRIP_WARPS, shared_bytes, number)
+
+
+def _two_strips(tile: int, h: int, w: int, rows: int) -> int:
+    """Bytes of x, with its border, and of g, of this strip and the next."""
+    images, columns = (2, 8) if w <= 8 else (1, -(-w // 16) * 16)
+    rows = min(rows, h)
+    x_rows = rows if rows == h else rows + 2
+    pieces = tile // 8
+    x = _plane(images * x_rows * (columns + 2), pieces)
+    return 2 * pieces * (x + _plane(images * rows * columns, pieces))
+
+
+def _plane(pixels: int, pieces: int) -> int:
+    """Bytes of 8 channels of the pixels: such that a pixel's pieces fall into different banks."""
+    return (pixels + (8 // pieces - pixels) % 8) * PIECE
+
+
+def strip_choices(c: int, h: int, w: int) -> list[int]:
+    """Numbers of rows that are worth a try: the two largest that fit."""
+    tile = min(c, TILE)
+    return [rows for rows in STRIP_ROWS if _two_strips(tile, h, w, rows) <= TWO_STRIPS][:2]
+
+
+def wgrad(grad: Tensor, x: Tensor, partial: Tensor, kind: int, rows: int) -> None:
+    """``partial`` (chunks, C, 3, 3, C): sums whose sum is the gradient of the signs."""
+    images, c, h, w = x.shape
+    plan = strips(images, c, h, w, kind, rows)
+    with torch.cuda.device_of(x):
+        kernel = nvrtc.compiled(
+            "sign_conv_wgrad.cu",
+            "sign_conv_wgrad",
+            x.device.index,
+            plan.shared_bytes,
+            **plan.constants,
+        )
+        kernel(
+            grid=(partial.shape[0], plan.tiles, 1),
+            block=(plan.threads, 1, 1),
+            args=[grad, x, partial, images],
+            shared_mem=plan.shared_bytes,
+        )
