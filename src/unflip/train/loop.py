@@ -357,7 +357,7 @@ def _run(
         run.learner.take_from_rank_0()
         if distributed.rank() > 0:
             run.remember()
-    engine = Engine([run.learner for run in runs], compiled=not how.eager, captured=not how.eager)
+    engine = _engine(runs, how)
     _restore_position(runs, epoch, step)
     names = list(dict.fromkeys(run.recipe.name for run in runs))
     seeds = list(dict.fromkeys(run.seed for run in runs))
@@ -403,6 +403,17 @@ def _run(
     if not lines:  # everything was done but for the last file
         lines = [_last_line(run.folder) for run in runs]
     return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
+
+
+def _engine(runs: list[Seed], how: How) -> Engine:
+    began = time.monotonic()
+    slow = how.device.type == "cuda" and not how.eager and not how.quiet
+    if slow:
+        print("compiling, which takes a minute or two", flush=True)
+    engine = Engine([run.learner for run in runs], compiled=not how.eager, captured=not how.eager)
+    if slow:
+        print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
+    return engine
 
 
 def _pause(seconds: float, last: float) -> float:
