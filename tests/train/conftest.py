@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,28 @@ def weights_hash() -> Callable[[Path], str]:
         return total.hexdigest()
 
     return digest
+
+
+@pytest.fixture
+def compile_for_sm_90() -> Callable[..., None]:
+    """Compile a Triton kernel for a GPU that is not there: the interpreter takes Python that the compiler refuses."""
+    triton = pytest.importorskip("triton")
+    compiler = pytest.importorskip("triton.compiler")
+    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+
+    def compile_it(
+        kernel: Any, constants: dict[str, Any], kinds: dict[str, str], **options: int
+    ) -> None:
+        """``kinds``: of arguments that are no constants, and as "" of all others."""
+        signature = {
+            name: "constexpr" if name in constants else kinds.get(name, kinds[""])
+            for name in kernel.arg_names
+        }
+        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        source = compiler.ASTSource(kernel, signature, places)
+        assert triton.compile(source, target=target, options=options).asm["ptx"]
+
+    return compile_it
 
 
 @pytest.fixture

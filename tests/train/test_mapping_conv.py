@@ -94,11 +94,9 @@ def test_in_the_interpreter(in_the_interpreter: Callable[[str], None]) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("aligned", [True, False])
-def test_kernels_compile_for_a_gpu_that_is_not_there(aligned: bool) -> None:
-    """The interpreter takes Python that the compiler refuses."""
-    triton = pytest.importorskip("triton")
-    compiler = pytest.importorskip("triton.compiler")
-    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+def test_kernels_compile_for_a_gpu_that_is_not_there(
+    aligned: bool, compile_for_sm_90: Callable[..., None]
+) -> None:
     every = {"ALIGNED": aligned, "LAYERS": 4}
     conv = {"BLOCK_F": 32, "BLOCK_N": 32, "BLOCK_K": 32, **every}
     back = {**conv, "TRANSPOSED": True, "PRECISION": "tf32"}
@@ -116,14 +114,8 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(aligned: bool) -> None:
             {"BLOCK_R": 32, "BLOCK_O": 32, "BLOCK_I": 32, **every},
         ),
     ):
-        kinds = {"table_ptr": "*i32", "layers": "i32", "activations": "i32"}
-        signature = {
-            name: "constexpr" if name in constants else kinds.get(name, "*fp32")
-            for name in kernel.arg_names
-        }
-        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = compiler.ASTSource(kernel, signature, places)
-        assert triton.compile(source, target=target).asm["ptx"]
+        kinds = {"table_ptr": "*i32", "layers": "i32", "activations": "i32", "": "*fp32"}
+        compile_for_sm_90(kernel, constants, kinds)
 
 
 @runs

@@ -109,10 +109,9 @@ def test_in_the_interpreter(in_the_interpreter: Callable[[str], None]) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("shape", [(32, 3, 16, 3, 1, 1), (224, 3, 64, 7, 2, 3)], ids=str)
-def test_kernels_compile_for_a_gpu_that_is_not_there(shape: tuple[int, ...]) -> None:
-    triton = pytest.importorskip("triton")
-    compiler = pytest.importorskip("triton.compiler")
-    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+def test_kernels_compile_for_a_gpu_that_is_not_there(
+    shape: tuple[int, ...], compile_for_sm_90: Callable[..., None]
+) -> None:
     size, c, o, k, stride, padding = shape
     x = torch.empty(1, c, size, size)
     layer = {
@@ -126,15 +125,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(shape: tuple[int, ...]) -> 
     ):
         config = configs[1]
         constants = {**layer, **config.kwargs}
-        kinds = {"pixels": "i32", "images": "i32", "out_ptr": "*fp32"}
-        signature = {
-            name: "constexpr" if name in constants else kinds.get(name, "*fp16")
-            for name in kernel.arg_names
-        }
-        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        source = compiler.ASTSource(kernel, signature, places)
+        kinds = {"pixels": "i32", "images": "i32", "out_ptr": "*fp32", "": "*fp16"}
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        assert triton.compile(source, target=target, options=options).asm["ptx"]
+        compile_for_sm_90(kernel, constants, kinds, **options)
 
 
 @runs
