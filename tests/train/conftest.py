@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from unflip.data import ImageSet
 from unflip.data import load as load_data
 from unflip.train import checkpoint as checkpoints
+from unflip.train import nvrtc
 
 
 @pytest.fixture(scope="session")
@@ -79,3 +83,81 @@ def in_the_interpreter() -> Callable[[str], None]:
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
     return run
+
+
+class Launch(ctypes.Structure):
+    """How ``warp_emulator.h`` launches a kernel, and what it counts."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_uint),
+        ("late_copies", ctypes.c_int),
+        ("backwards", ctypes.c_int),
+        ("arguments", ctypes.c_uint64 * 8),
+        ("bytes", ctypes.c_uint64 * 8),
+        ("ldmatrix", ctypes.c_int64),
+        ("mma", ctypes.c_int64),
+        ("wavefronts", ctypes.c_int64),
+        ("copy_conflicts", ctypes.c_int64),
+    )
+
+
+class Emulated:
+    """Kernels that are compiled for a CPU."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+
+    def __call__(
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        threads: int,
+        shared_bytes: int,
+        arguments: list[Tensor | int],
+        late_copies: bool = True,
+        backwards: bool = False,
+    ) -> Launch:
+        """Runs a kernel. Any problem is an AssertionError that says what it was."""
+        launch = Launch(grid, threads, shared_bytes, late_copies, backwards)
+        for i, argument in enumerate(arguments):
+            if isinstance(argument, Tensor):
+                launch.arguments[i] = argument.data_ptr()
+                launch.bytes[i] = argument.numel() * argument.element_size()
+            else:
+                launch.arguments[i] = argument
+        function = getattr(self.library, name)
+        function.restype = ctypes.c_char_p
+        problem = function(ctypes.byref(launch)).decode()
+        assert not problem, problem
+        return launch
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Emulated]:
+    """Compile CUDA C++ with g++ against ``warp_emulator.h``. The source may include our kernels; what it has to define
+    are functions of a launch: ``extern "C" const char* NAME(emulator::Launch& launch)``.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile kernels for the CPU")
+    folder = tmp_path_factory.mktemp("emulated")
+    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+    options += [f"-I{Path(__file__).parent}", f"-I{nvrtc.HERE}"]
+    built: dict[str, Emulated] = {}
+
+    def build(source: str) -> Emulated:
+        if source not in built:
+            library = folder / f"{len(built)}.so"
+            done = subprocess.run(
+                [compiler, *options, "-x", "c++", "-", "-o", str(library)],
+                input='#include "warp_emulator.h"\n' + source,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr
+            built[source] = Emulated(library)
+        return built[source]
+
+    return build

@@ -5,12 +5,9 @@ On a CPU they are run by ``warp_emulator.h``; with a CUDA device, for real as we
 
 from __future__ import annotations
 
-import ctypes
 import math
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +16,6 @@ from torch import Tensor
 
 from unflip.train import nvrtc, sign_conv, sign_conv_cuda
 
-HERE = Path(__file__).parent
 # images, channels in and out, height, width, rows that a warp walks down
 SHAPES = [
     (3, 16, 16, 7, 5, 3),
@@ -39,16 +35,9 @@ VARIANT = """
 namespace variant_{kind}_{gradient} {{
 #include "sign_conv.cu"
 }}
-extern "C" int run_{kind}_{gradient}(const void* input, const void* signs, const void* x, void* output, int images,
-                                     int rows, int blocks, int threads, int shared)
-{{
-    using namespace variant_{kind}_{gradient};
-    const int last = sign_row(SIGN_ROWS - 1) + ROW_PIECES;
-    if (threads != THREADS || shared < 16 * last) return 2;
-    return emulate(blocks, threads, [=] {{
-        convolve(static_cast<const unsigned short*>(input), static_cast<const uint4*>(signs),
-                 static_cast<const uint2*>(x), static_cast<uint2*>(output), images, rows);
-    }}) ? 0 : 1;
+extern "C" const char* run_{kind}_{gradient}(emulator::Launch& launch) {{
+  using namespace variant_{kind}_{gradient};
+  return emulator::emulate(convolve, THREADS, launch);
 }}
 #undef KIND
 #undef GRADIENT
@@ -56,6 +45,7 @@ extern "C" int run_{kind}_{gradient}(const void* input, const void* signs, const
 #undef N
 #undef convolve
 """
+Compile = Callable[[str], Callable[..., Any]]
 
 
 def names(shape: tuple[int, ...]) -> str:
@@ -63,44 +53,15 @@ def names(shape: tuple[int, ...]) -> str:
     return f"{n}x{c}-{o}@{h}x{w},rows{rows}"
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[int, ...]], ctypes.CDLL]:
-    """A library of all six kernels for a shape."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to compile the emulator with")
-    folder = tmp_path_factory.mktemp("emulated")
-
-    def build(shape: tuple[int, ...]) -> ctypes.CDLL:
-        _, c, o, h, w, _ = shape
-        library = folder / f"{names(shape)}.so"
-        if not library.exists():
-            variants = [
-                VARIANT.format(kind=kind, gradient=gradient, k=k, n=n)
-                for kind in range(3)
-                for gradient, k, n in ((0, c, o), (1, o, c))
-            ]
-            source = f'#include "warp_emulator.h"\n#define H {h}\n#define W {w}\n' + "".join(
-                variants
-            )
-            options = [
-                "-std=c++17",
-                "-O1",
-                "-shared",
-                "-fPIC",
-                "-w",
-                f"-I{HERE}",
-                f"-I{nvrtc.HERE}",
-            ]
-            subprocess.run(
-                [compiler, *options, "-x", "c++", "-", "-o", str(library)],
-                input=source,
-                text=True,
-                check=True,
-            )
-        return ctypes.CDLL(str(library))
-
-    return build
+def all_six(shape: tuple[int, ...]) -> str:
+    """The kernels for a shape."""
+    _, c, o, h, w, _ = shape
+    variants = [
+        VARIANT.format(kind=kind, gradient=gradient, k=k, n=n)
+        for kind in range(3)
+        for gradient, k, n in ((0, c, o), (1, o, c))
+    ]
+    return f"#define H {h}\n#define W {w}\n" + "".join(variants)
 
 
 def example(shape: tuple[int, ...], kind: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,17 +98,8 @@ def plainly(x: Tensor, signs: Tensor, grad: Tensor, kind: int) -> tuple[Tensor, 
     return y.detach(), grad_binary * passes
 
 
-def guarded(tensor: Tensor) -> tuple[Tensor, int]:
-    """A copy of the memory with NaN before and after, and where it begins: what is read outside spoils sums."""
-    guard = 4096
-    memory = torch.full((tensor.numel() + 2 * guard,), math.nan, dtype=torch.float16)
-    values = memory[guard : guard + tensor.numel()]
-    values.copy_(tensor.permute(0, 2, 3, 1).reshape(-1))
-    return memory, values.data_ptr()
-
-
 def emulate(
-    library: ctypes.CDLL,
+    kernels: Callable[..., Any],
     shape: tuple[int, ...],
     kind: int,
     gradient: int,
@@ -155,30 +107,31 @@ def emulate(
     x: Tensor,
     signs: Tensor,
 ) -> Tensor:
+    """The result, which does not depend on the order in which warps run."""
     n, c, o, h, w, rows = shape
     k, results = (o, c) if gradient else (c, o)
     blocks, threads, shared = sign_conv_cuda.geometry(n, h, w, k, results, rows, gradient)
-    memories = [guarded(tensor) for tensor in (source, signs, x)]
-    output, output_at = guarded(torch.full((n, results, h, w), math.nan))
-    function = getattr(library, f"run_{kind}_{gradient}")
-    pointers = [ctypes.c_void_p(at) for at in (*(at for _, at in memories), output_at)]
-    assert function(*pointers, n, rows, blocks, threads, shared) == 0
-    outside = torch.cat([output[:4096], output[-4096:]])
-    assert outside.isnan().all()
-    return output[4096:-4096].view(n, h, w, results).permute(0, 3, 1, 2)
+    outputs = []
+    for backwards in (False, True):
+        output = torch.full((n, results, h, w), math.nan, dtype=torch.float16)
+        output = output.contiguous(memory_format=torch.channels_last)
+        arguments = [source, signs, x, output, n, rows]
+        name = f"run_{kind}_{gradient}"
+        kernels(name, (blocks, 1, 1), threads, shared, arguments, backwards=backwards)
+        outputs.append(output)
+    assert torch.equal(*outputs)
+    return outputs[0]
 
 
 @pytest.mark.parametrize("kind", range(3), ids=sign_conv.INPUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=names)
-def test_kernels_in_the_emulator(
-    shape: tuple[int, ...], kind: int, emulated: Callable[[tuple[int, ...]], ctypes.CDLL]
-) -> None:
-    library = emulated(shape)
+def test_kernels_in_the_emulator(shape: tuple[int, ...], kind: int, emulated: Compile) -> None:
+    kernels = emulated(all_six(shape))
     x, signs, grad = example(shape, kind)
     true_y, true_grad = plainly(x, signs, grad, kind)
-    y = emulate(library, shape, kind, 0, x, x, signs)
+    y = emulate(kernels, shape, kind, 0, x, x, signs)
     assert torch.equal(y.double(), true_y)
-    found = emulate(library, shape, kind, 1, grad, x, signs)
+    found = emulate(kernels, shape, kind, 1, grad, x, signs)
     error = (found.double() - true_grad).abs()
     assert (
         error <= 2**-11 * true_grad.abs() + 2**-13
@@ -215,13 +168,14 @@ def test_kernels_on_the_device_and_in_a_graph(shape: tuple[int, ...], kind: int)
     check(*captured)
 
 
-def test_a_nan_spoils_nothing_else(emulated: Callable[[tuple[int, ...]], ctypes.CDLL]) -> None:
+def test_a_nan_spoils_nothing_else(emulated: Compile) -> None:
     shape = SHAPES[0]
+    kernels = emulated(all_six(shape))
     x, signs, grad = example(shape, 0)
     x[1, 3, 4, 4] = math.nan
-    y = emulate(emulated(shape), shape, 0, 0, x, x, signs)
+    y = emulate(kernels, shape, 0, 0, x, x, signs)
     assert torch.isfinite(y).all()
-    assert emulate(emulated(shape), shape, 0, 1, grad, x, signs)[1, 3, 4, 4].item() == 0
+    assert emulate(kernels, shape, 0, 1, grad, x, signs)[1, 3, 4, 4].item() == 0
 
 
 def test_what_is_covered() -> None:

@@ -1,19 +1,14 @@
 """The CUDA kernel of the sign gradient, compiled for the CPU: fragments, borders, strips, copies and bank conflicts.
 
-g++ compiles the kernel's own source against an emulator of a warp (warp_emulator_wgrad.h). All values are small
-integers, so that sums are exact whatever their order.
+g++ compiles the kernel's own source against an emulator of a warp (warp_emulator.h). All values are small integers, so
+that sums are exact whatever their order.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import itertools
-import shutil
-import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,9 +19,20 @@ from torch import Tensor
 from unflip.train import sign_conv, sign_conv_cuda
 from unflip.train.sign_conv_cuda import Strips
 
-SOURCE = Path(sign_conv.__file__).with_name("sign_conv_wgrad.cu")
-EMULATOR = Path(__file__).with_name("warp_emulator_wgrad.h")
 KINDS = {name: kind for kind, name in enumerate(sign_conv.INPUTS)}
+# The kind is a constant on a device, but here one compilation serves all.
+SOURCE = """
+static int kind;
+#define KIND kind
+#include "sign_conv_wgrad.cu"
+"""
+RUN = """
+extern "C" const char* run_{kind}(emulator::Launch& launch) {{
+  kind = {kind};
+  return emulator::emulate(sign_conv_wgrad, THREADS, launch);
+}}
+"""
+Compile = Callable[[str], Callable[..., Any]]
 
 
 def plan(
@@ -41,72 +47,19 @@ def plan(
 # ------------------------------------------------------------------------------------------ emulator
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Strips], ctypes.CDLL]:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ to compile the kernel for the CPU")
-    folder = tmp_path_factory.mktemp("wgrad")
-    numbers = itertools.count()
-
-    @functools.cache
-    def build(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
-        library = folder / f"wgrad{next(numbers)}.so"
-        values = dict(constants) | {"KIND": "emulator::kind"}
-        command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-x", "c++"]
-        command += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-include", str(EMULATOR)]
-        command += [f"-D{name}={value}" for name, value in values.items()]
-        done = subprocess.run(
-            [*command, str(SOURCE), "-o", str(library)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        loaded = ctypes.CDLL(str(library))
-        loaded.emulate.restype = ctypes.c_char_p
-        return loaded
-
-    def cached(made: Strips) -> ctypes.CDLL:
-        return build(tuple(sorted((made.constants | {"KIND": -1}).items())))
-
-    return cached
-
-
-@dataclass
-class Counts:
-    ldmatrix: int
-    mma: int
-    wavefronts: int  # of ldmatrix: 4 each without bank conflicts
-    copy_conflicts: int
-
-
 def run(
-    library: ctypes.CDLL,
-    made: Strips,
-    g: Tensor,
-    x: Tensor,
-    chunks: int,
-    late_copies: bool = True,
-    backwards: bool = False,
-) -> tuple[Tensor, Counts]:
-    """Partial sums (chunks, O, 3, 3, C) of NHWC halves."""
+    emulated: Compile, made: Strips, g: Tensor, x: Tensor, chunks: int, **how: bool
+) -> tuple[Tensor, Any]:
+    """Partial sums (chunks, O, 3, 3, C) of NHWC halves, and what the emulator counted."""
+    constants = {name: value for name, value in made.constants.items() if name != "KIND"}
+    defines = [f"#define {name} {value}" for name, value in constants.items()]
+    runs = [RUN.format(kind=kind) for kind in KINDS.values()]
+    kernels = emulated("\n".join([*defines, SOURCE, *runs]))
     n, _, _, c = x.shape
     partial = torch.full((chunks, c, 3, 3, c), float("nan"))
-    counts = (ctypes.c_longlong * 4)()
-    problem = library.emulate(
-        chunks,
-        made.tiles,
-        made.threads,
-        made.shared_bytes,
-        late_copies,
-        backwards,
-        made.constants["KIND"],
-        ctypes.c_void_p(g.data_ptr()),
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_size_t(x.numel() * 2),
-        ctypes.c_void_p(partial.data_ptr()),
-        n,
-        counts,
-    )
-    assert problem == b""
-    return partial, Counts(*counts)
+    name, grid = f"run_{made.constants['KIND']}", (chunks, made.tiles, 1)
+    counts = kernels(name, grid, made.threads, made.shared_bytes, [g, x, partial, n], **how)
+    return partial, counts
 
 
 # --------------------------------------------------------------------------------------------- values
@@ -135,12 +88,10 @@ def reference(g: Tensor, x: Tensor, kind: int) -> Tensor:
     return torch.stack(sums, 1).unflatten(1, (3, 3))
 
 
-def check(
-    compiled: Callable[[Strips], ctypes.CDLL], made: Strips, images: int, chunks: int, **how: bool
-) -> Counts:
+def check(emulated: Compile, made: Strips, images: int, chunks: int, **how: bool) -> Any:
     c, h, w, kind = (made.constants[name] for name in ("C", "H", "W", "KIND"))
     g, x = example(images, c, h, w, seed=images)
-    partial, counts = run(compiled(made), made, g, x, chunks, **how)
+    partial, counts = run(emulated, made, g, x, chunks, **how)
     torch.testing.assert_close(partial.double().sum(0), reference(g, x, kind), rtol=0, atol=0)
     return counts
 
@@ -150,15 +101,13 @@ SIZES = [(8, 8), (16, 16), (5, 7), (3, 33), (9, 32), (1, 1)]
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("c", [16, 32, 64])
-def test_equals_a_plain_sum(
-    compiled: Callable[[Strips], ctypes.CDLL], c: int, size: tuple[int, int]
-) -> None:
+def test_equals_a_plain_sum(emulated: Compile, c: int, size: tuple[int, int]) -> None:
     trials = itertools.cycle(
         [(1, 1), (3, 2), (5, 7), (2, 5)]
     )  # the third has chunks without a strip
     for kind, late, backwards in itertools.product(KINDS.values(), [True, False], [True, False]):
         made = plan(c, *size, kind)
-        check(compiled, made, *next(trials), late_copies=late, backwards=backwards)
+        check(emulated, made, *next(trials), late_copies=late, backwards=backwards)
 
 
 # c, h, w, rows of a strip, warps, channels of a tile
@@ -178,19 +127,19 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(map(str, layout)))
-def test_every_layout(compiled: Callable[[Strips], ctypes.CDLL], layout: tuple[int, ...]) -> None:
+def test_every_layout(emulated: Compile, layout: tuple[int, ...]) -> None:
     c, h, w, rows, warps, tile = layout
     made = plan(c, h, w, KINDS["pm1"], rows, warps, tile)
     for (images, chunks), late, backwards in itertools.product(
         [(1, 1), (3, 2), (2, 7)], [True, False], [True, False]
     ):
-        check(compiled, made, images, chunks, late_copies=late, backwards=backwards)
+        check(emulated, made, images, chunks, late_copies=late, backwards=backwards)
 
 
-def test_a_chunk_has_every_so_many_strips(compiled: Callable[[Strips], ctypes.CDLL]) -> None:
+def test_a_chunk_has_every_so_many_strips(emulated: Compile) -> None:
     made = plan(16, 8, 32, KINDS["pm1"], rows=4)
     g, x = example(3, 16, 8, 32)
-    partial, _ = run(compiled(made), made, g, x, chunks=4)
+    partial, _ = run(emulated, made, g, x, chunks=4)
     for chunk in range(4):
         only = torch.zeros_like(g)
         for strip in range(chunk, 6, 4):
@@ -201,20 +150,18 @@ def test_a_chunk_has_every_so_many_strips(compiled: Callable[[Strips], ctypes.CD
 
 
 @pytest.mark.parametrize("kind", [KINDS["pm1"], KINDS["01"]])
-def test_a_nan_becomes_a_sign_or_zero(compiled: Callable[[Strips], ctypes.CDLL], kind: int) -> None:
+def test_a_nan_becomes_a_sign_or_zero(emulated: Compile, kind: int) -> None:
     made = plan(16, 5, 7, kind)
     g, x = example(2, 16, 5, 7)
     x[0, 2, 3] = float("nan")
-    partial, _ = run(compiled(made), made, g, x, chunks=2)
+    partial, _ = run(emulated, made, g, x, chunks=2)
     assert partial.isfinite().all()
 
 
 @pytest.mark.parametrize(("c", "size"), [(16, 32), (32, 16), (64, 8)])
-def test_no_bank_conflict_and_no_product_in_vain(
-    compiled: Callable[[Strips], ctypes.CDLL], c: int, size: int
-) -> None:
+def test_no_bank_conflict_and_no_product_in_vain(emulated: Compile, c: int, size: int) -> None:
     images = 2
-    counts = check(compiled, plan(c, size, size, KINDS["pm1"]), images, chunks=2)
+    counts = check(emulated, plan(c, size, size, KINDS["pm1"]), images, chunks=2)
     columns = images * size // 16 * (c // 16) ** 2  # of 16 pixels × 16 × 16 channels
     steps = columns * size
     assert counts.wavefronts == 4 * counts.ldmatrix
