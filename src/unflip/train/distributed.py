@@ -7,6 +7,7 @@ When a rank dies, torchrun's elastic agent starts all of them again, and they go
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import uuid
@@ -55,6 +56,9 @@ def process_group(device: str | None) -> Iterator[str | None]:
         else:
             yield "cpu"
     finally:
+        # Reference cycles of DistributedDataParallel keep the group alive, and its threads would outlive the
+        # interpreter: now and then a process that has done everything right ended with SIGABRT.
+        gc.collect()
         dist.destroy_process_group()
 
 
