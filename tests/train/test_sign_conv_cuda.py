@@ -230,6 +230,21 @@ def test_triton_computes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
     assert kernels.calls == ["Triton", "Triton"]
 
 
+def test_another_number_of_networks_is_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sign_conv, "side_by_side", 1)
+    resets: list[bool] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(True))
+    kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 6.0})
+    kernels.compute()
+    sign_conv.share_device(1)
+    assert sign_conv._chosen_rows
+    assert not resets
+    sign_conv.share_device(3)
+    assert sign_conv.side_by_side == 3
+    assert sign_conv._chosen_rows == {}
+    assert resets  # compiled code has the old number of partial sums in it
+
+
 def test_nothing_is_timed_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = Kernels(monkeypatch, {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

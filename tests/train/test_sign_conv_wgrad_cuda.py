@@ -197,7 +197,7 @@ def test_compiled_code_knows_how_many_partial_sums_there_will_be(
         op = torch.ops.unflip.sign_conv2d_wgrad
         return int(op(grad, x, kernel, kernel, 1, kernel // 2, 0).shape[0])
 
-    monkeypatch.setattr(sign_conv, "_chosen_rows", {sign_conv._wgrad_key(grad, x, 0): 8})
+    monkeypatch.setattr(sign_conv, "_chosen_rows", {sign_conv._key("wgrad", x, 16, 0): 8})
     monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
     assert expected() == chunks["CUDA"]
     assert expected(kernel=1) == sign_conv._chunks(x, (32, 32), 16, 16)

@@ -27,7 +27,7 @@ class Engine:
         torch.backends.cudnn.benchmark = True
         # TF32 would round the mapping networks: bits in training would not be those that are frozen.
         torch.backends.cudnn.allow_tf32 = False
-        sign_conv.side_by_side = len(learners)
+        sign_conv.share_device(len(learners))
         self._fuse()
         self._take_stems()
         self._map_together()

@@ -61,8 +61,7 @@ PROGRAMS_PER_SM = 4  # of the sign gradient: more of them are shorter, but leave
 MOST_PARTIAL = 2**20  # floats of partial sums (4 MB)
 INPUTS = ("pm1", "01", "given")  # kernels know them by their numbers
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-# Networks that are trained at the same time. What is fastest alone, in many short programs, is not what does most
-# when others fill the gaps. To be set before the first call.
+# Networks that are trained at the same time: :func:`share_device`.
 side_by_side = 1
 
 
@@ -127,6 +126,23 @@ def _convolve(
     # them in the kernel that computes the signs.
     halves = weight.detach().to(torch.float16).contiguous(memory_format=torch.channels_last)
     return _forward(x, weight, halves, _single(stride), _single(padding), kind)
+
+
+def share_device(networks: int) -> None:
+    """So many networks are going to be trained at the same time.
+
+    What is fastest alone, in many short programs, is not what does most when others fill the gaps. What was tuned for
+    another number is forgotten, and so is compiled code, which knows how many partial sums there were.
+    """
+    global side_by_side
+    if networks == side_by_side:
+        return
+    side_by_side = networks
+    _chosen_rows.clear()
+    if triton is not None and not INTERPRETED:
+        for kernel in (_fprop_kernel, _dgrad_kernel, _wgrad_kernel):
+            kernel.cache.clear()
+    torch.compiler.reset()
 
 
 def tuned() -> dict[str, dict[tuple[Any, ...], str]]:
@@ -712,14 +728,17 @@ def _cdiv(a: int, b: int) -> int:
 
 def _chunks(x: Tensor, size: tuple[int, int], terms: int, outputs: int) -> int:
     """How many partial sums the sign gradient has: enough programs to fill the device, no more."""
-    processors = _processors(x)
     programs = _cdiv(terms, 64) * _cdiv(outputs, _power(outputs, 128))
-    share = min(side_by_side, PROGRAMS_PER_SM)  # the others fill the rest
-    filling = _cdiv(PROGRAMS_PER_SM * processors, share * programs)
+    filling = _cdiv(_filling(x, PROGRAMS_PER_SM), programs)
     wanted = min(filling, MOST_PARTIAL // (terms * outputs))
     images, positions = x.shape[0], _cdiv(size[0] * size[1], 64)
     splits = _cdiv(positions, _cdiv(positions, max(1, wanted)))  # even shares
     return splits * _cdiv(images, _cdiv(images, max(1, wanted // splits)))
+
+
+def _filling(x: Tensor, per_processor: int) -> int:
+    """How many programs fill the device, or this network's part of it: others do the rest."""
+    return _cdiv(per_processor * _processors(x), min(side_by_side, PROGRAMS_PER_SM))
 
 
 def _processors(x: Tensor) -> int:
@@ -784,6 +803,10 @@ def _empty_partial(x: Tensor, grad: Tensor, kh: int, kw: int, chunks: int) -> Te
 _chosen_rows: dict[tuple[Any, ...], int] = {}
 
 
+def _key(what: str, x: Tensor, outputs: int, kind: int) -> tuple[Any, ...]:
+    return what, *x.shape, outputs, kind, x.device.index
+
+
 def _rows(
     key: tuple[Any, ...],
     choices: Sequence[int],
@@ -840,7 +863,7 @@ def _forward(
         return y
     with torch.cuda.device_of(x):
         _by_the_faster(
-            ("fprop", *x.shape, halves.shape[0], kind, x.device.index),
+            _key("fprop", x, halves.shape[0], kind),
             x.shape[2],
             partial(sign_conv_cuda.fprop, x, halves, y, kind),
             by_triton,
@@ -882,7 +905,7 @@ def _dgrad(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, k
         return out
     with torch.cuda.device_of(x):
         _by_the_faster(
-            ("dgrad", *x.shape, halves.shape[0], kind, x.device.index),
+            _key("dgrad", x, halves.shape[0], kind),
             x.shape[2],
             partial(sign_conv_cuda.dgrad, grad, x, halves, out, kind),
             by_triton,
@@ -929,16 +952,12 @@ def _wgrad(
     by_cuda = partial(_wgrad_by_cuda, grad, x, kind)
     with torch.cuda.device_of(x):
         rows = _rows(
-            _wgrad_key(grad, x, kind),
+            _key("wgrad", x, o, kind),
             sign_conv_cuda.strip_choices(c, h, w),
             lambda rows: by_cuda(rows).sum(0),  # fewer chunks are added faster
             lambda: by_triton().sum(0),
         )
         return by_cuda(rows) if rows else by_triton()
-
-
-def _wgrad_key(grad: Tensor, x: Tensor, kind: int) -> tuple[Any, ...]:
-    return "wgrad", *x.shape, grad.shape[1], kind, x.device.index
 
 
 def _wgrad_by_cuda(grad: Tensor, x: Tensor, kind: int, rows: int) -> Tensor:
@@ -951,8 +970,7 @@ def _strip_chunks(x: Tensor, kind: int, rows: int) -> int:
     """As :func:`_chunks`, of strips: a block for each chunk and tile, two for each processor."""
     images, c, h, w = x.shape
     plan = sign_conv_cuda.strips(images, c, h, w, kind, rows)
-    share = min(side_by_side, PROGRAMS_PER_SM)
-    filling = _cdiv(2 * _processors(x), share * plan.tiles)
+    filling = _cdiv(_filling(x, 2), plan.tiles)
     wanted = max(1, min(filling, MOST_PARTIAL // (9 * c * c)))
     return _cdiv(plan.number, _cdiv(plan.number, wanted))  # even shares
 
@@ -989,11 +1007,13 @@ def _size(images: Tensor) -> tuple[int, int]:
 @_wgrad.register_fake
 def _(grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, kind: int) -> Tensor:
     # Which kernel it will be is known: it was timed when the layers were compared, before anything is compiled.
-    rows = _chosen_rows.get(_wgrad_key(grad, x, kind), 0) if sign_conv_cuda.enabled() else 0
+    c, o = x.shape[1], grad.shape[1]
+    rows = _chosen_rows.get(_key("wgrad", x, o, kind), 0) if sign_conv_cuda.enabled() else 0
     if rows and (kh, kw, stride, padding) == (3, 3, 1, 1):
-        return _empty_partial(x, grad, kh, kw, _strip_chunks(x, kind, rows))
-    terms = x.shape[1] * kh * kw
-    return _empty_partial(x, grad, kh, kw, _chunks(x, _size(grad), terms, grad.shape[1]))
+        chunks = _strip_chunks(x, kind, rows)
+    else:
+        chunks = _chunks(x, _size(grad), c * kh * kw, o)
+    return _empty_partial(x, grad, kh, kw, chunks)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
