@@ -6,12 +6,14 @@ import copy
 import functools
 import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from unflip import auxiliary_loss, binarize, layers, methods
 from unflip.data import ImageSet
@@ -127,6 +129,28 @@ def test_when_compiling_fails_training_goes_on_eager_and_says_why(
     assert engine.mode == "eager"
     engine.step()
     assert engine.learners[0].position.item() == 1
+
+
+def test_code_compiled_for_other_kernels_is_not_taken_from_the_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The gradient of the signs is a sum of partial sums, as many as were fastest: no graph says how many.
+
+    A machine that had compiled for another number trained without the compiler, three times slower.
+    """
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x = torch.empty(8, 16, 16, 16, dtype=torch.half, device="meta")
+    monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
+    hits = []
+    for rows in (0, 8, 8):
+        monkeypatch.setattr(sign_conv, "_chosen_rows", {sign_conv._key("wgrad", x, 16, 0): rows})
+        torch.compiler.reset()
+        counters.clear()
+        weight = torch.ones(3, requires_grad=True)
+        with torch.compiler.config.patch(cache_key_tag=engines.cache_tag()):
+            torch.compile(lambda w: (w * w).sum())(weight).backward()
+        hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert hits == [0, 0, 1]
 
 
 @pytest.mark.parametrize("triton_is_right", [True, False])

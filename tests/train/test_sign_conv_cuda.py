@@ -223,6 +223,12 @@ def test_the_faster_kernel_computes_and_is_remembered(monkeypatch: pytest.Monkey
     assert kernels.calls == [8, 8, "Triton"]
 
 
+def test_noise_does_not_choose_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 1.95, "Triton": 1.9})
+    kernels.compute()
+    assert kernels.calls == [8]
+
+
 def test_triton_computes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 1.0})
     kernels.compute()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +34,8 @@ class Engine:
         self._take_stems()
         self._map_together()
         if compiled:
-            self._compile()
+            with torch.compiler.config.patch(cache_key_tag=cache_tag()):  # type: ignore[attr-defined]
+                self._compile()
         if captured:
             self._capture()
 
@@ -180,6 +183,17 @@ def _captured_steps(learners: Sequence[Learner]) -> torch.cuda.CUDAGraph:
             main.wait_stream(branch)
     torch.cuda.synchronize()
     return graph
+
+
+def cache_tag() -> str:
+    """What compiled code depends on and its graph does not show: our kernels, and how they were tuned.
+
+    torch keeps compiled code on disk for the next process and knows it by its graph, in which a kernel is a name.
+    """
+    modules = (sign_conv, sign_conv_cuda, stem_conv, mapping, mapping_conv)
+    sources = "".join(inspect.getsource(module) for module in modules)
+    known = torch.compiler.config.cache_key_tag
+    return f"{known} unflip {hashlib.sha256((sources + sign_conv.choices()).encode()).hexdigest()}"
 
 
 def fused_sign_convolution(layer: Any, x: Tensor, unit: Tensor) -> Tensor | None:
