@@ -14,6 +14,11 @@ from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBina
 # the product; it returns None for layers it does not cover.
 fused_product: Callable[[Any, Tensor, Tensor], Tensor | None] | None = None
 
+# As above, for all that follows a convolution: takes (convolution, PReLU or Identity, BatchNorm, input, shortcut).
+fused_norm: Callable[[Any, nn.Module, nn.Module, Tensor, Tensor | None], Tensor | None] | None = (
+    None
+)
+
 EXACT_IN_HALF = 2048  # every integer up to this is a float16; the next one is not
 
 
@@ -135,13 +140,22 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     device = x.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return _multiply(layer, x, weight)
-    half = torch.get_autocast_dtype(device) == torch.float16
     with torch.autocast(device, enabled=False):
-        code = layer.code()
-        exact = len(code.scales) == 1 and code.offset is None and weight[0].numel() <= EXACT_IN_HALF
-        if half and exact and layer.input_binarizer.unit:
-            return _multiply_in_half(layer, x, weight, code.scales[0])
-        return _multiply(layer, x.to(weight.dtype), weight)
+        scale = (
+            scale_of_units(layer, weight)
+            if torch.get_autocast_dtype(device) == torch.float16
+            else None
+        )
+        if scale is None:
+            return _multiply(layer, x.to(weight.dtype), weight)
+        return _multiply_in_half(layer, x, weight, scale)
+
+
+def scale_of_units(layer: Any, weight: Tensor) -> Tensor | None:
+    """The one scale of signs whose products with the input are exact in half precision; None for other layers."""
+    code = layer.code()
+    exact = len(code.scales) == 1 and code.offset is None and weight[0].numel() <= EXACT_IN_HALF
+    return code.scales[0] if exact and layer.input_binarizer.unit else None
 
 
 def _multiply(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -154,10 +168,20 @@ def _multiply(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """The scale is applied after the product of signs."""
+    y = product_of_units(layer, x, weight, scale)
+    y = y * layer._output_view(scale.flatten())
+    factor = layer.input_binarizer.output_scale(x.to(weight.dtype), layer)
+    y = y if factor is None else y * factor
+    y = y if layer.bias is None else y + layer._output_view(layer.bias)
+    return y.to(torch.float16)
+
+
+def product_of_units(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """A sum of at most 2048 values of −1, 0 and +1, which float16 holds exactly.
 
-    The products are accumulated in float32, so the layer multiplies signs and applies the scale
-    afterwards. Weights are always binarized in full precision (half could change a sign).
+    The products are accumulated in float32. Weights are always binarized in full precision (half could change a
+    sign).
     """
     # Q / E is exactly ±1, and its gradient is that of Q. A filter of zeros has E = 0; a learned E may be negative.
     tiny = torch.finfo(scale.dtype).tiny
@@ -166,11 +190,22 @@ def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> T
     if y is None:
         binary = layer.input_binarizer(x).to(torch.float16)
         y = layer._multiply(binary, unit.to(torch.float16), None)
-    y = y * layer._output_view(scale.flatten())
-    factor = layer.input_binarizer.output_scale(x.to(weight.dtype), layer)
-    y = y if factor is None else y * factor
-    y = y if layer.bias is None else y + layer._output_view(layer.bias)
-    return y.to(torch.float16)
+    return y
+
+
+def normalised(
+    conv: nn.Module,
+    activation: nn.Module,
+    norm: nn.Module,
+    x: Tensor,
+    shortcut: Tensor | None = None,
+) -> Tensor:
+    """``norm(activation(conv(x)))``, plus the shortcut where there is one."""
+    y = None if fused_norm is None else fused_norm(conv, activation, norm, x, shortcut)
+    if y is not None:
+        return y
+    y = norm(activation(conv(x)))
+    return y if shortcut is None else y + shortcut
 
 
 class ConvProduct:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unflip import layers, methods
 from unflip.layers import binary_layers, inside_binarizer
-from unflip.train import mapping, mapping_conv, sign_conv, sign_conv_cuda, stem_conv
+from unflip.train import mapping, mapping_conv, norm, sign_conv, sign_conv_cuda, stem_conv
 from unflip.train.learner import Learner
 from unflip.train.recipe import Recipe
 
@@ -32,6 +32,7 @@ class Engine:
         sign_conv.share_device(len(learners))
         self._fuse()
         self._take_stems()
+        self._normalise()
         self._map_together()
         if compiled:
             with torch.compiler.config.patch(cache_key_tag=cache_tag()):  # type: ignore[attr-defined]
@@ -94,6 +95,21 @@ class Engine:
         for learner in self.learners:
             learner.stems = list(_stems(learner).values())
 
+    def _normalise(self) -> None:
+        """Use the kernels for what follows a binary convolution, if they work here and give what torch does."""
+        layers.fused_norm = None
+        if layers.fused_product is None or not norm.enabled():
+            return
+        try:
+            for learner in _one_of_each_family(self.learners):
+                check_norms(learner)
+            layers.fused_norm = norm.normalised
+        except Exception as error:
+            warnings.warn(
+                f"training with the compiler's BatchNorm, because ours failed: {_first_line(error)}",
+                stacklevel=3,
+            )
+
     def _map_together(self) -> None:
         """Use the kernels for LNS's mappings, if they work here and give what the plain ones do."""
         mapping.kernels = False
@@ -153,12 +169,13 @@ def _one_of_each(learners: Sequence[Learner]) -> list[Learner]:
 
 
 def _one_of_each_family(learners: Sequence[Learner]) -> list[Learner]:
-    """A learner of each kind of weights and inputs: to a kernel, another α is the same."""
+    """A learner of each network and kind of weights and inputs: to a kernel, another α is the same."""
     return list({_family(learner.recipe): learner for learner in learners}.values())
 
 
 def _family(recipe: Recipe) -> str:
-    return "float" if recipe.method == "float" else methods.resolve(recipe.method).family
+    method = "float" if recipe.method == "float" else methods.resolve(recipe.method).family
+    return f"{method} {recipe.model}"
 
 
 def _captured_steps(learners: Sequence[Learner]) -> torch.cuda.CUDAGraph:
@@ -190,7 +207,7 @@ def cache_tag() -> str:
 
     torch keeps compiled code on disk for the next process and knows it by its graph, in which a kernel is a name.
     """
-    modules = (sign_conv, sign_conv_cuda, stem_conv, mapping, mapping_conv)
+    modules = (sign_conv, sign_conv_cuda, stem_conv, norm, mapping, mapping_conv)
     sources = "".join(inspect.getsource(module) for module in modules)
     known = torch.compiler.config.cache_key_tag
     return f"{known} unflip {hashlib.sha256((sources + sign_conv.choices()).encode()).hexdigest()}"
@@ -237,6 +254,65 @@ def check_stems(learner: Learner) -> None:
         _compare(name, ours, _values_and_gradients(stems[name], x))
 
 
+def check_norms(learner: Learner) -> None:
+    """Run what follows every binary convolution once by our kernels and once by torch."""
+    calls, snapshot = _normalised(learner), learner.snapshot()
+    try:
+        for conv, *others in calls:
+            layers.fused_norm = norm.normalised
+            ours = _normalised_values(conv, *others)
+            learner.restore(snapshot)
+            layers.fused_norm = None
+            _compare(f"what follows {conv.path}", ours, _normalised_values(conv, *others))
+            learner.restore(snapshot)
+    finally:
+        layers.fused_norm = None
+        learner.restore(snapshot)
+
+
+def _normalised(learner: Learner) -> list[tuple[Any, nn.Module, Any, Tensor, Tensor | None]]:
+    """The modules and inputs of every call of ``layers.normalised`` in a step."""
+    calls = []
+
+    def remember(conv: Any, activation: Any, batch_norm: Any, x: Tensor, shortcut: Any) -> None:
+        carried = None if shortcut is None else shortcut.detach().requires_grad_()
+        calls.append((conv, activation, batch_norm, x.detach().requires_grad_(), carried))
+
+    snapshot = learner.snapshot()
+    layers.fused_norm = remember
+    try:
+        learner.losses(learner.plan[0])
+    finally:
+        layers.fused_norm = None
+        learner.restore(snapshot)
+    return calls
+
+
+def _normalised_values(
+    conv: Any, activation: nn.Module, batch_norm: Any, x: Tensor, shortcut: Tensor | None
+) -> dict[str, Tensor]:
+    """Output, running statistics, and the gradients for a fixed probe."""
+    with torch.autocast(x.device.type, torch.float16, cache_enabled=False):
+        y = layers.normalised(conv, activation, batch_norm, x, shortcut)
+    leaves = {
+        "weight": conv.weight,
+        "input": x,
+        "BatchNorm": batch_norm.weight,
+        "shift": batch_norm.bias,
+    }
+    leaves |= {"shortcut": shortcut} if shortcut is not None else {}
+    leaves |= {f"activation's {name}": p for name, p in activation.named_parameters()}
+    grads = torch.autograd.grad((y.float() * _probe(y)).sum(), list(leaves.values()))
+    values = {"output": y, "mean": batch_norm.running_mean, "variance": batch_norm.running_var}
+    values = {name: value.detach().clone() for name, value in values.items()}
+    return values | {f"gradient of {n}": g for n, g in zip(leaves, grads, strict=True)}
+
+
+def _probe(y: Tensor) -> Tensor:
+    generator = torch.Generator(y.device).manual_seed(0)
+    return torch.randn(y.shape, device=y.device, generator=generator)
+
+
 def _stems(learner: Learner) -> dict[str, nn.Conv2d]:
     """Convolutions of few channels that are float, by name, where training is in half precision."""
     if not learner.half:
@@ -273,13 +349,10 @@ def _values_and_gradients(layer: Any, x: Tensor) -> dict[str, Tensor]:
     """A layer's output, and the gradients of its weight, and of ``x`` where that requires one, for a fixed probe."""
     with torch.autocast(x.device.type, torch.float16, cache_enabled=False):
         y = layer(x)
-    probe = torch.randn(
-        y.shape, device=y.device, generator=torch.Generator(y.device).manual_seed(0)
-    )
     leaves = {"weight's gradient": layer.weight}
     if x.requires_grad:
         leaves["input's gradient"] = x
-    grads = torch.autograd.grad((y.float() * probe).sum(), list(leaves.values()))
+    grads = torch.autograd.grad((y.float() * _probe(y)).sum(), list(leaves.values()))
     return {"output": y.detach(), **dict(zip(leaves, grads, strict=True))}
 
 

@@ -1,0 +1,580 @@
+"""PReLU, BatchNorm and shortcut of a binary convolution in training: two kernels forward, two backward.
+
+What follows a binary convolution reads and writes far more memory than the convolution itself. A compiler that is given
+the operations one by one needs a third pass backward, for the slopes' gradient, and reads the terms of the shortcut's
+gradient anew in each. All of it is written out here, for the convolution's whole numbers y (M pixels of C channels,
+NHWC), the scale s of their filters (a constant here), slopes a, BatchNorm's γ and β, and the shortcut t:
+
+    u = s · y     z = u where u > 0, else a · u     ẑ = (z − mean z) / √(var z + ε)     out = γ · ẑ + β + t
+
+Forward: one pass over y for mean and variance, one that writes the output. Backward, with g the gradient of out,
+n = 1[u ≤ 0] and r = 1 / √(var z + ε), one pass over g and y for five sums over a channel's pixels,
+
+    S₁ = Σ g     S₂ = Σ g · ẑ     S₃ = Σ n · u · g     S₄ = Σ n · u     S₅ = Σ n · u · ẑ
+
+which are all that the small gradients need,
+
+    ∂β = S₁     ∂γ = S₂     ∂a = Σ n · u · ∂z = γ · r · (S₃ − S₄ · S₁ / M − S₅ · S₂ / M)
+
+and one that writes ∂y = s · (a where n, else 1) · ∂z with ∂z = γ · r · (g − S₁ / M − ẑ · S₂ / M). ∂t is g itself.
+
+Sums are float32, and of z − k for the moments: k is BatchNorm's running mean, near the mean, so that a variance is
+never the small difference of large numbers. Each program of the first pass leaves a partial sum, each of the second
+adds them up again, in the same order: there are no atomics, and the same bits every time.
+"""
+
+# Triton reads the annotations of kernels, and knows no Any: pointers and numbers go without.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unflip import layers
+from unflip.methods.base import InputBinarizer
+from unflip.train.sign_conv import MOST_ELEMENTS, _cdiv, _filling, _jit, _power
+
+try:
+    import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+except ImportError:
+    tl = None
+
+TILE = 4096  # values of one step of a program
+WARPS = 8
+SUMS_SHARE = 2  # five sums take many registers: smaller programs, of which more fit
+LEAST = 4 * TILE  # values of a program of the first pass: more programs leave more partial sums
+SUMS = 5
+
+
+def normalise(
+    y: Tensor,
+    scale: Tensor,
+    slope: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    shortcut: Tensor | None,
+    near: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """``BatchNorm(PReLU(scale · y)) + shortcut``, and the batch's mean and (biased) variance (2, C).
+
+    ``y`` and ``shortcut`` are float16 (N, C, H, W), best in channels_last, and so is the output; the rest is float32.
+    ``scale`` and ``slope`` have one value, or one a channel; ``near`` is a guess of the means. No PReLU where ``slope``
+    is None. There are gradients of all but ``scale``, ``near`` and the moments.
+    """
+    problem = _obstacle(y, scale, slope, shortcut)
+    if problem is not None:
+        raise ValueError(f"normalise: {problem}")
+    c = y.shape[1]
+    y = y.contiguous(memory_format=torch.channels_last)
+    if shortcut is not None:
+        shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    # One value for all channels is as many equal ones: a few bytes, and its gradient is their sum.
+    scale = scale.detach().float().flatten().expand(c).contiguous()
+    slopes = None if slope is None else slope.float().expand(c).contiguous()
+    out, moments = _forward(y, scale, slopes, gamma, beta, shortcut, near.detach(), eps)
+    return out, moments
+
+
+def supports(y: Tensor, scale: Tensor, slope: Tensor | None, shortcut: Tensor | None) -> bool:
+    """Whether the kernels cover this."""
+    return _obstacle(y, scale, slope, shortcut) is None
+
+
+def _obstacle(
+    y: Tensor, scale: Tensor, slope: Tensor | None, shortcut: Tensor | None
+) -> str | None:
+    if y.dim() != 4 or y.numel() == 0:
+        return f"the input has shape {tuple(y.shape)}, which should be (N, C, H, W)"
+    if shortcut is not None and shortcut.shape != y.shape:
+        return f"the shortcut has shape {tuple(shortcut.shape)}, the input {tuple(y.shape)}"
+    for tensor in (y, shortcut):
+        if tensor is not None and tensor.dtype != torch.float16:
+            return f"a tensor is {tensor.dtype}, which should be torch.float16"
+    c = y.shape[1]
+    if c % 16:
+        return f"{c} channels are no multiple of 16"
+    if y.numel() > MOST_ELEMENTS:
+        return "too many elements for 32-bit offsets"
+    for name, tensor in (("scale", scale), ("slope", slope)):
+        if tensor is not None and tensor.numel() not in (1, c):
+            return f"{name} has {tensor.numel()} values for {c} channels"
+    return None
+
+
+# ------------------------------------------------------------------------------------------- kernels
+
+
+@_jit
+def _activation(y, scale, slope, HAS_SLOPE: tl.constexpr):
+    """u and z."""
+    u = y.to(tl.float32) * scale[None, :]
+    if HAS_SLOPE:
+        return u, tl.where(u > 0.0, u, u * slope[None, :])
+    return u, u
+
+
+@_jit
+def _slopes(slope_ptr, c, known, HAS_SLOPE: tl.constexpr):
+    if HAS_SLOPE:
+        return tl.load(slope_ptr + c, mask=known, other=0.0)
+    return tl.zeros_like(c).to(tl.float32) + 1.0
+
+
+@_jit
+def _total(
+    partial_ptr,
+    which,
+    c,
+    known,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COUNT: tl.constexpr,
+    C: tl.constexpr,
+):
+    """The sum over programs of one of their COUNT partial sums, for each channel c."""
+    program = tl.arange(0, BLOCK)
+    at = partial_ptr + (program[:, None] * COUNT + which) * C + c[None, :]
+    return tl.sum(tl.load(at, mask=(program < PROGRAMS)[:, None] & known[None, :], other=0.0), 0)
+
+
+@_jit
+def _moments_kernel(
+    y_ptr,
+    scale_ptr,
+    slope_ptr,
+    near_ptr,
+    partial_ptr,
+    pixels,
+    share,
+    C: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Partial sums (program, 2, C) of z − near and of its square, over ``share`` pixels each."""
+    program = tl.program_id(0)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    known = c < C
+    scale = tl.load(scale_ptr + c, mask=known, other=0.0)
+    slope = _slopes(slope_ptr, c, known, HAS_SLOPE)
+    near = tl.load(near_ptr + c, mask=known, other=0.0)
+    last = tl.minimum(program * share + share, pixels)
+    first = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    second = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    for start in tl.range(program * share, last, BLOCK_P):
+        p = start + tl.arange(0, BLOCK_P)
+        inside = (p < last)[:, None] & known[None, :]
+        y = tl.load(y_ptr + p[:, None] * C + c[None, :], mask=inside, other=0.0)
+        _, z = _activation(y, scale, slope, HAS_SLOPE)
+        off = tl.where(inside, z - near[None, :], 0.0)
+        first += off
+        second += off * off
+    at = partial_ptr + program * 2 * C + c
+    tl.store(at, tl.sum(first, 0), mask=known)
+    tl.store(at + C, tl.sum(second, 0), mask=known)
+
+
+@_jit
+def _output_kernel(
+    y_ptr,
+    scale_ptr,
+    slope_ptr,
+    near_ptr,
+    gamma_ptr,
+    beta_ptr,
+    shortcut_ptr,
+    partial_ptr,
+    out_ptr,
+    moments_ptr,
+    pixels,
+    eps,
+    C: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
+    HAS_SHORTCUT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    program = tl.program_id(0)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    known = c < C
+    off = _total(partial_ptr, 0, c, known, PROGRAMS, BLOCK, 2, C) / pixels
+    square = _total(partial_ptr, 1, c, known, PROGRAMS, BLOCK, 2, C) / pixels
+    mean = tl.load(near_ptr + c, mask=known, other=0.0) + off
+    variance = tl.maximum(square - off * off, 0.0)
+    if program == 0:
+        tl.store(moments_ptr + c, mean, mask=known)
+        tl.store(moments_ptr + C + c, variance, mask=known)
+    factor = tl.load(gamma_ptr + c, mask=known, other=0.0) / tl.sqrt(variance + eps)
+    constant = tl.load(beta_ptr + c, mask=known, other=0.0) - mean * factor
+    scale = tl.load(scale_ptr + c, mask=known, other=0.0)
+    slope = _slopes(slope_ptr, c, known, HAS_SLOPE)
+    p = program * BLOCK_P + tl.arange(0, BLOCK_P)
+    inside = (p < pixels)[:, None] & known[None, :]
+    at = p[:, None] * C + c[None, :]
+    y = tl.load(y_ptr + at, mask=inside, other=0.0)
+    _, z = _activation(y, scale, slope, HAS_SLOPE)
+    out = z * factor[None, :] + constant[None, :]
+    if HAS_SHORTCUT:
+        out += tl.load(shortcut_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, out.to(tl.float16), mask=inside)
+
+
+@_jit
+def _sums_kernel(
+    g_ptr,
+    y_ptr,
+    scale_ptr,
+    slope_ptr,
+    moments_ptr,
+    partial_ptr,
+    pixels,
+    share,
+    eps,
+    C: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Partial sums (program, COUNT, C) of S₁ ... S₅, or of the first two without slopes."""
+    program = tl.program_id(0)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    known = c < C
+    scale = tl.load(scale_ptr + c, mask=known, other=0.0)
+    slope = _slopes(slope_ptr, c, known, HAS_SLOPE)
+    mean = tl.load(moments_ptr + c, mask=known, other=0.0)
+    r = 1.0 / tl.sqrt(tl.load(moments_ptr + C + c, mask=known, other=1.0) + eps)
+    last = tl.minimum(program * share + share, pixels)
+    s1 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    s2 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    s3 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    s4 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    s5 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    for start in tl.range(program * share, last, BLOCK_P):
+        p = start + tl.arange(0, BLOCK_P)
+        inside = (p < last)[:, None] & known[None, :]
+        at = p[:, None] * C + c[None, :]
+        y = tl.load(y_ptr + at, mask=inside, other=0.0)
+        g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        u, z = _activation(y, scale, slope, HAS_SLOPE)
+        normal = (z - mean[None, :]) * r[None, :]
+        s1 += g
+        s2 += g * normal
+        if HAS_SLOPE:  # outside u is 0
+            negative = tl.minimum(u, 0.0)
+            s3 += negative * g
+            s4 += negative
+            s5 += negative * normal
+    at_c = partial_ptr + program * COUNT * C + c
+    tl.store(at_c, tl.sum(s1, 0), mask=known)
+    tl.store(at_c + C, tl.sum(s2, 0), mask=known)
+    if HAS_SLOPE:
+        tl.store(at_c + 2 * C, tl.sum(s3, 0), mask=known)
+        tl.store(at_c + 3 * C, tl.sum(s4, 0), mask=known)
+        tl.store(at_c + 4 * C, tl.sum(s5, 0), mask=known)
+
+
+@_jit
+def _input_gradient_kernel(
+    g_ptr,
+    y_ptr,
+    scale_ptr,
+    slope_ptr,
+    gamma_ptr,
+    moments_ptr,
+    partial_ptr,
+    out_ptr,
+    small_ptr,
+    pixels,
+    eps,
+    C: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
+    COUNT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """The gradient of y; the first program also writes those of γ, β and the slopes, (3, C)."""
+    program = tl.program_id(0)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    known = c < C
+    scale = tl.load(scale_ptr + c, mask=known, other=0.0)
+    slope = _slopes(slope_ptr, c, known, HAS_SLOPE)
+    mean = tl.load(moments_ptr + c, mask=known, other=0.0)
+    r = 1.0 / tl.sqrt(tl.load(moments_ptr + C + c, mask=known, other=1.0) + eps)
+    factor = tl.load(gamma_ptr + c, mask=known, other=0.0) * r
+    s1 = _total(partial_ptr, 0, c, known, PROGRAMS, BLOCK, COUNT, C)
+    s2 = _total(partial_ptr, 1, c, known, PROGRAMS, BLOCK, COUNT, C)
+    if program == 0:
+        tl.store(small_ptr + c, s2, mask=known)
+        tl.store(small_ptr + C + c, s1, mask=known)
+        if HAS_SLOPE:
+            s3 = _total(partial_ptr, 2, c, known, PROGRAMS, BLOCK, COUNT, C)
+            s4 = _total(partial_ptr, 3, c, known, PROGRAMS, BLOCK, COUNT, C)
+            s5 = _total(partial_ptr, 4, c, known, PROGRAMS, BLOCK, COUNT, C)
+            of_slope = factor * (s3 - (s4 * s1 + s5 * s2) / pixels)
+            tl.store(small_ptr + 2 * C + c, of_slope, mask=known)
+    p = program * BLOCK_P + tl.arange(0, BLOCK_P)
+    inside = (p < pixels)[:, None] & known[None, :]
+    at = p[:, None] * C + c[None, :]
+    y = tl.load(y_ptr + at, mask=inside, other=0.0)
+    g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    u, z = _activation(y, scale, slope, HAS_SLOPE)
+    normal = (z - mean[None, :]) * r[None, :]
+    of_z = factor[None, :] * (g - (s1[None, :] + normal * s2[None, :]) / pixels)
+    of_y = of_z * scale[None, :]
+    if HAS_SLOPE:
+        of_y = tl.where(u > 0.0, of_y, of_y * slope[None, :])
+    tl.store(out_ptr + at, of_y.to(tl.float16), mask=inside)
+
+
+# ------------------------------------------------------------------------------------- torch operators
+
+
+class _Plan:
+    """How the work of one call is cut."""
+
+    def __init__(self, y: Tensor) -> None:
+        n, c, h, w = y.shape
+        self.pixels = n * h * w
+        self.block_c = _power(c, 64)
+        self.block_p = TILE // self.block_c
+        self.columns = _cdiv(c, self.block_c)
+        wanted = max(1, min(_cdiv(_filling(y, 4), self.columns), y.numel() // LEAST))
+        tiles = _cdiv(self.pixels, self.block_p)
+        self.share = _cdiv(tiles, min(wanted, tiles)) * self.block_p
+        self.programs = _cdiv(self.pixels, self.share)
+        self.block = 1 << (self.programs - 1).bit_length()
+        self.blocks = {"C": c, "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "num_warps": WARPS}
+        self.smaller = {"BLOCK_P": self.block_p // SUMS_SHARE, "num_warps": WARPS // SUMS_SHARE}
+
+    @property
+    def first_pass(self) -> tuple[int, int]:
+        return self.programs, self.columns
+
+    @property
+    def second_pass(self) -> tuple[int, int]:
+        return _cdiv(self.pixels, self.block_p), self.columns
+
+
+@torch.library.custom_op("unflip::normalise", mutates_args=())
+def _forward(
+    y: Tensor,
+    scale: Tensor,
+    slope: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    shortcut: Tensor | None,
+    near: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    plan = _Plan(y)
+    blocks = {**plan.blocks, "HAS_SLOPE": slope is not None}
+    out = torch.empty_like(y, memory_format=torch.channels_last)
+    moments = torch.empty(2, y.shape[1], device=y.device)
+    partial = torch.empty(plan.programs, 2, y.shape[1], device=y.device)
+    some_slope = scale if slope is None else slope  # a pointer, at least
+    with torch.cuda.device_of(y):
+        _moments_kernel[plan.first_pass](
+            y, scale, some_slope, near, partial, plan.pixels, plan.share, **blocks
+        )
+        _output_kernel[plan.second_pass](
+            y,
+            scale,
+            some_slope,
+            near,
+            gamma,
+            beta,
+            y if shortcut is None else shortcut,
+            partial,
+            out,
+            moments,
+            plan.pixels,
+            eps,
+            HAS_SHORTCUT=shortcut is not None,
+            PROGRAMS=plan.programs,
+            BLOCK=plan.block,
+            **blocks,
+        )
+    return out, moments
+
+
+@_forward.register_fake
+def _(
+    y: Tensor,
+    scale: Tensor,
+    slope: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    shortcut: Tensor | None,
+    near: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(y, memory_format=torch.channels_last)
+    return out, y.new_empty(2, y.shape[1], dtype=torch.float32)
+
+
+@torch.library.custom_op("unflip::normalise_backward", mutates_args=())
+def _gradients(
+    grad: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    slope: Tensor | None,
+    gamma: Tensor,
+    moments: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of y, and those of γ, β and the slopes (3, C); the last is zero where there are none."""
+    plan = _Plan(y)
+    blocks = {**plan.blocks, "HAS_SLOPE": slope is not None}
+    count = 2 if slope is None else SUMS
+    out = torch.empty_like(y, memory_format=torch.channels_last)
+    small = torch.zeros(3, y.shape[1], device=y.device)
+    partial = torch.empty(plan.programs, count, y.shape[1], device=y.device)
+    some_slope = scale if slope is None else slope
+    with torch.cuda.device_of(y):
+        _sums_kernel[plan.first_pass](
+            grad,
+            y,
+            scale,
+            some_slope,
+            moments,
+            partial,
+            plan.pixels,
+            plan.share,
+            eps,
+            COUNT=count,
+            **blocks | plan.smaller,
+        )
+        _input_gradient_kernel[plan.second_pass](
+            grad,
+            y,
+            scale,
+            some_slope,
+            gamma,
+            moments,
+            partial,
+            out,
+            small,
+            plan.pixels,
+            eps,
+            COUNT=count,
+            PROGRAMS=plan.programs,
+            BLOCK=plan.block,
+            **blocks,
+        )
+    return out, small
+
+
+@_gradients.register_fake
+def _(
+    grad: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    slope: Tensor | None,
+    gamma: Tensor,
+    moments: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(y, memory_format=torch.channels_last)
+    return out, y.new_empty(3, y.shape[1], dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    y, scale, slope, gamma, _, shortcut, _, ctx.eps = inputs
+    ctx.has_slope, ctx.has_shortcut = slope is not None, shortcut is not None
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(y, scale, gamma, output[1], *([slope] if ctx.has_slope else []))
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    y, scale, gamma, moments, *slope = ctx.saved_tensors
+    grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
+    of_y, small = _gradients(
+        grad, y, scale, slope[0] if ctx.has_slope else None, gamma, moments, ctx.eps
+    )
+    return (
+        of_y,
+        None,
+        small[2] if ctx.has_slope else None,
+        small[0],
+        small[1],
+        grad if ctx.has_shortcut else None,
+        None,
+        None,
+    )
+
+
+_forward.register_autograd(_backward, setup_context=_save)
+
+
+# ------------------------------------------------------------------------------------------ in a model
+
+
+def enabled() -> bool:
+    """UNFLIP_NORM=0 leaves these layers to the compiler."""
+    return os.environ.get("UNFLIP_NORM", "1") != "0"
+
+
+def normalised(
+    conv: Any, activation: nn.Module, norm: Any, x: Tensor, shortcut: Tensor | None
+) -> Tensor | None:
+    """:func:`unflip.layers.normalised` by these kernels; None where they do not cover it."""
+    if not (_takes_units(conv) and _normalises(norm) and _plain(activation, nn.PReLU, nn.Identity)):
+        return None
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != torch.float16:
+        return None
+    slope = activation.weight if isinstance(activation, nn.PReLU) else None
+    with torch.autocast(device, enabled=False):
+        weight = conv.binary_weight()
+        scale = layers.scale_of_units(conv, weight)
+        if scale is None:
+            return None
+        y = layers.product_of_units(conv, x, weight, scale)
+        if not supports(y, scale, slope, shortcut):
+            return None
+        near = norm.running_mean
+        out, moments = normalise(y, scale, slope, norm.weight, norm.bias, shortcut, near, norm.eps)
+        _follow(norm, moments, y.numel() // y.shape[1])
+    return out
+
+
+def _takes_units(conv: Any) -> bool:
+    return (
+        _plain(conv, layers.BinaryConv2d)
+        and conv.bias is None
+        and type(conv.input_binarizer).output_scale is InputBinarizer.output_scale
+    )
+
+
+def _normalises(norm: Any) -> bool:
+    return (
+        _plain(norm, nn.BatchNorm2d)
+        and norm.training
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+    )
+
+
+def _plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether calling the module does what its class does, and nothing else."""
+    changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+    return type(module) in kinds and not changed
+
+
+def _follow(norm: Any, moments: Tensor, pixels: int) -> None:
+    """Running mean and variance, as BatchNorm keeps them: of the unbiased variance."""
+    with torch.no_grad():
+        norm.num_batches_tracked += 1
+        norm.running_mean.lerp_(moments[0], norm.momentum)
+        norm.running_var.lerp_(moments[1] * (pixels / max(1, pixels - 1)), norm.momentum)
