@@ -1,4 +1,4 @@
-"""study.json and table.md: the schema, the figures in them, and Welch's t-test."""
+"""study.json and table.md: the schema, the figures in them, and the t-tests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from scipy import stats
 from unflip import __version__
 from unflip.study.arm import Paper
 from unflip.study.figures import draw
-from unflip.study.study import Study, run_study
-from unflip.study.summary import welch
+from unflip.study.study import Study, run_study, write_tables
+from unflip.study.summary import holm, paired, seed_by_seed, welch
 from unflip.study.table import best_mean_std
 
 OnDigits = Callable[..., Study]
@@ -54,12 +54,67 @@ def test_welch_without_spread_has_no_t() -> None:
     assert welch([1, 1], [2, 2]) == {"difference": -1, "t": None, "df": None, "p": None}
 
 
+def test_seed_by_seed_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, standard deviation 1, t = 2 √3 with 2 degrees of freedom."""
+    found = seed_by_seed([11, 22, 33], [10, 20, 30])
+    assert found["difference"] == 2
+    assert found["t"] == pytest.approx(2 * math.sqrt(3))
+    assert found["df"] == 2
+    assert found["p"] == pytest.approx(1 - math.sqrt(12 / 14))  # two degrees have a closed form
+    same = seed_by_seed([80.3, 81.3, 82.3], [80.1, 81.1, 82.1])  # up to rounding
+    assert same["difference"] == pytest.approx(0.2)
+    assert (same["t"], same["df"], same["p"]) == (None, None, None)
+
+
+def _saved(name: str, start: str | None, accuracies: dict[int, float | None]) -> dict[str, Any]:
+    runs = [{"seed": seed, "accuracy": value} for seed, value in accuracies.items()]
+    return {"name": name, "start": start, "runs": runs}
+
+
+def test_pairs_are_of_the_same_seed_and_start() -> None:
+    arms = [
+        _saved("base", None, {0: 80.0, 1: 85.0, 2: 90.0}),
+        _saved("other", None, {0: 80.0, 1: 85.1, 2: 90.0}),
+        _saved("a", "base", {2: 91.0, 0: 81.0, 1: 86.3}),
+        _saved("b", "base", {0: 81.0, 1: None, 2: 91.1}),
+        _saved("c", "other", {0: 81.0, 1: 86.0, 2: 91.0}),
+        _saved("d", "base", {0: 70.0}),
+    ]
+    found = {(test["a"], test["b"]): test for test in paired(arms)}
+    assert list(found) == [("base", "a"), ("base", "b"), ("other", "c"), ("a", "b")]
+    expected = stats.ttest_rel([80, 85, 90], [81, 86.3, 91])
+    assert found["base", "a"]["p"] == pytest.approx(expected.pvalue)
+    assert found["base", "a"]["n"] == 3
+    assert found["a", "b"]["n"] == 2, "a seed that stopped is in no pair"
+    assert found["a", "b"]["difference"] == pytest.approx(-0.05)
+    assert list(found["a", "b"]) == ["a", "b", "difference", "t", "df", "p", "n"]
+
+
+def test_holms_correction() -> None:
+    """p of 0.01, 0.03 and 0.04 become 3 × 0.01, 2 × 0.03, and no less than that for the last."""
+
+    def test(a: str, b: str, p: float | None) -> dict[str, Any]:
+        return {"a": a, "b": b, "p": p}
+
+    of_welch = [test("r", "x", 0.04), test("r", "y", 0.5), test("z", "r", 0.01), test("x", "y", 0)]
+    of_pairs = [test("r", "y", 0.03), test("r", "x", None)]
+    found = holm("r", of_welch, of_pairs)
+    assert [(t["a"], t["b"], t["test"]) for t in found] == [
+        ("z", "r", "welch"),
+        ("r", "y", "paired"),
+        ("r", "x", "welch"),
+    ]
+    assert [t["adjusted"] for t in found] == pytest.approx([0.03, 0.06, 0.06])
+    assert holm("r", [test("r", "x", 0.7), test("r", "y", 0.8)], [])[1]["adjusted"] == 1
+    assert holm(None, of_welch, of_pairs) == []
+
+
 def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     run_study(on_digits("ablation", tmp_path))
     saved = json.loads((tmp_path / "study.json").read_text())
     assert list(saved) == [
         *("study", "unflip", "title", "data", "evaluated_on", "epochs_note", "seeds"),
-        *("arms", "tests"),
+        *("arms", "tests", "paired", "holm"),
     ]
     assert (saved["study"], saved["unflip"], saved["data"]) == ("ablation", __version__, "digits")
     assert (saved["evaluated_on"], saved["seeds"]) == ("test", [0, 1])
@@ -76,6 +131,8 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
         assert [run["best_accuracy"] for run in arm["runs"]] == [value + 1 for value in values]
     assert len(saved["tests"]) == 15
     assert all(list(t) == ["a", "b", "difference", "t", "df", "p"] for t in saved["tests"])
+    assert len(saved["paired"]) == 15, "all start from the baseline"
+    assert len(saved["holm"]) == 5
     command = saved["arms"][1]["command"]
     assert command.startswith("unflip study ablation --seeds 2 --override data.name=digits")
     assert command.endswith("--only finetune-0.01")
@@ -95,6 +152,13 @@ def test_best_mean_and_std_as_the_paper_writes_them() -> None:
     assert best_mean_std(None, 85.06, None) == "85.06"
 
 
+def test_the_papers_best_run_is_kept(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
+    study = on_digits("ablation", tmp_path, 1)
+    arms = [replace(arm, paper=Paper(85.56, 0.11, 85.78)) for arm in study.arms]
+    summary = run_study(replace(study, arms=tuple(arms)), only=["baseline"])
+    assert summary["arms"][0]["paper"] == {"mean": 85.56, "std": 0.11, "best": 85.78}
+
+
 def test_the_table(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     """Accuracies of the fake trainer: 80 + a tenth of the name's length + the seed."""
     study = on_digits("ablation", tmp_path, 3, epochs_scale=2)
@@ -111,6 +175,28 @@ def test_the_table(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     assert "| LNS | 82.30 (81.30 ± 1.00) | 3 | 85.78 (85.56 ± 0.11) | -1.00 (0.29) |" in written
     assert "| baseline (DoReFa) | 82.80 (81.80 ± 1.00) | 3 |  | -0.50 (0.57) |" in written
     assert "| fine-tuning, lr 0.01 | 83.30 (82.30 ± 1.00) | 3 |  |  |" in written
+
+
+def test_the_table_has_both_tests(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
+    study = on_digits("ablation", tmp_path, 3)
+    run_study(study, only=["finetune-0.01", "mapping", "lns"])
+    for seed, accuracy in enumerate((60.0, 61.1, 62.0)):
+        result = tmp_path / "lns" / f"seed-{seed}" / "result.json"
+        result.write_text(json.dumps({**json.loads(result.read_text()), "accuracy": accuracy}))
+    summary = write_tables(study)
+    finetune, lns = (summary["arms"][i] for i in (1, 3))
+    [test] = [t for t in summary["paired"] if {t["a"], t["b"]} == {"finetune-0.01", "lns"}]
+    values = [[run["accuracy"] for run in arm["runs"]] for arm in (finetune, lns)]
+    p = stats.ttest_rel(*values).pvalue
+    assert test["p"] == pytest.approx(p)
+    written = (tmp_path / "table.md").read_text()
+    welch_p = stats.ttest_ind(*values, equal_var=False).pvalue
+    assert f"| -21.27 ({welch_p:.2g}; paired {p:.2g}) |" in written
+    assert "paired: the t-test seed by seed" in written
+    assert (
+        f"correction for all 3 (paired where there is one), p < 0.05 has: LNS ({3 * p:.2g})."
+        in (written)
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ def table(study: Study, summary: dict[str, Any]) -> str:
             known = arm.paper
             cells.append(best_mean_std(known.best, known.mean, known.std) if known else "")
         if reference:
-            cells.append(_against(reference, found, summary["tests"]))
+            cells.append(_against(reference, found, summary))
         lines.append(_row(cells))
     if reference:
-        lines += ["", "p: Welch's t-test, two-sided, not corrected for the number of comparisons."]
+        lines += ["", _footnote(reference, summary)]
     return "\n".join(lines) + "\n"
 
 
@@ -58,13 +58,38 @@ def _reference(study: Study, summary: dict[str, Any]) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def _against(reference: dict[str, Any], arm: dict[str, Any], tests: list[dict[str, Any]]) -> str:
+def _against(reference: dict[str, Any], arm: dict[str, Any], summary: dict[str, Any]) -> str:
+    """``-0.63 (0.0045; paired 0.0021)``, or what of it there is."""
     if arm["mean"] is None or reference["mean"] is None or arm is reference:
         return ""
-    text = f"{arm['mean'] - reference['mean']:+.2f}"
     pair = {arm["name"], reference["name"]}
-    [p] = [test["p"] for test in tests if {test["a"], test["b"]} == pair] or [None]
-    return text if p is None else f"{text} ({p:.2g})"
+    shown = [
+        f"{before}{test['p']:.2g}"
+        for before, tests in (("", summary["tests"]), ("paired ", summary["paired"]))
+        for test in tests
+        if {test["a"], test["b"]} == pair and test["p"] is not None
+    ]
+    text = f"{arm['mean'] - reference['mean']:+.2f}"
+    return f"{text} ({'; '.join(shown)})" if shown else text
+
+
+def _footnote(reference: dict[str, Any], summary: dict[str, Any]) -> str:
+    text = "p: Welch's t-test, two-sided"
+    if any(test["p"] is not None for test in summary["paired"]):
+        text += "; paired: the t-test seed by seed, of arms that start from the same runs"
+    text += "; not corrected for the number of comparisons."
+    if not summary["holm"]:
+        return text
+    labels = {arm["name"]: arm["label"] for arm in summary["arms"]}
+    left = [
+        f"{labels[({test['a'], test['b']} - {reference['name']}).pop()]} ({test['adjusted']:.2g})"
+        for test in summary["holm"]
+        if test["adjusted"] < 0.05
+    ]
+    return (
+        f"{text} With Holm's correction for all {len(summary['holm'])} (paired where there is one), p < 0.05 has: "
+        f"{', '.join(left) or 'none'}."
+    )
 
 
 def _row(cells: list[str]) -> str:
