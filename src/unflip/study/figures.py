@@ -89,14 +89,18 @@ def _epochs_before(study: Study, arm: Arm) -> int:
 
 
 def _by_epoch(study: Study, arm: Arm, key: str) -> dict[int, list[float]]:
-    """The values of the finished runs in each epoch that has any: accuracy may be measured in some alone."""
+    """The values of the finished runs in each epoch in which all have one. Accuracy may be measured in some epochs
+    alone, and not the same in all runs: the mean of others than in the epoch before would jump."""
     folders = [study.run_folder(arm, seed) for seed in study.seeds]
-    epochs: dict[int, list[float]] = {}
-    for folder in folders:
-        for line in record.metrics_of(folder) if record.finished(folder) else ():
-            if line.get(key) is not None:
-                epochs.setdefault(line["epoch"], []).append(line[key])
-    return dict(sorted(epochs.items()))
+    runs = [_values(folder, key) for folder in folders if record.finished(folder)]
+    runs = [run for run in runs if run]
+    common = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    return {epoch: [run[epoch] for run in runs] for epoch in common}
+
+
+def _values(folder: Path, key: str) -> dict[int, float]:
+    lines = record.metrics_of(folder)
+    return {line["epoch"]: line[key] for line in lines if line.get(key) is not None}
 
 
 def _sweep(study: Study, summary: dict[str, Any]) -> Path | None:
