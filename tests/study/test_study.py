@@ -128,6 +128,21 @@ def test_a_run_that_stops_is_recorded_and_the_others_go_on(
     assert all(len(arm["runs"]) == 3 and arm["runs"][1]["accuracy"] for arm in again["arms"])
 
 
+def test_an_arm_of_which_all_runs_stopped_stays_in_the_table(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    trainer.stops = {f"mapping/seed-{seed}": "the loss is nan" for seed in (0, 1)}
+    study = on_digits("ablation", tmp_path)
+    run_study(study, only=["mapping"])
+    row = "| mapping without noisy supervision | seed 0 stopped: the loss is nan; seed 1 stopped:"
+    summary = run_study(study, only=["lns"])
+    assert [arm["name"] for arm in summary["arms"]] == ["baseline", "mapping", "lns"]
+    assert row in (tmp_path / "table.md").read_text()
+    summary = write_tables(study)
+    assert [arm["name"] for arm in summary["arms"]] == ["baseline", "mapping", "lns"]
+    assert row in (tmp_path / "table.md").read_text()
+
+
 def test_only_some_arms(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     study = on_digits("ablation", tmp_path)
     first = run_study(study, only=["lns"])
@@ -276,7 +291,9 @@ def test_tables_of_what_is_finished_train_nothing(
     saved = write_tables(study)
     assert trainer.trained == trained
     assert {a["name"]: len(a["runs"]) for a in saved["arms"]} == {"baseline": 2, "conv": 1}
-    assert "one shortcut a convolution" in (out / "table.md").read_text()
+    written = (out / "table.md").read_text()
+    assert "one shortcut a convolution" in written
+    assert ", up to 2 seeds." in written
 
     with pytest.raises(ValueError, match="seed-2 is not a finished run"):
         on_digits("readings", out, 5, baseline=baseline)  # to train, all of them have to be there

@@ -16,7 +16,7 @@ from scipy import stats
 
 from unflip import __version__
 from unflip.study.arm import Paper
-from unflip.study.figures import draw
+from unflip.study.figures import _by_epoch, draw
 from unflip.study.study import Study, run_study, write_tables
 from unflip.study.summary import holm, paired, seed_by_seed, welch
 from unflip.study.table import best_mean_std
@@ -177,6 +177,16 @@ def test_the_table(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     assert "| fine-tuning, lr 0.01 | 83.30 (82.30 ± 1.00) | 3 |  |  |" in written
 
 
+def test_the_table_counts_accuracies(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
+    trainer.stops = {"finetune-0.01/seed-1": "the loss is nan"}
+    run_study(on_digits("ablation", tmp_path, 3), only=["finetune-0.01"])
+    written = (tmp_path / "table.md").read_text()
+    assert "last epoch, up to 3 seeds." in written
+    row = "83.30 (82.30 ± 1.41); seed 1 stopped: the loss is nan | 2 |"
+    assert f"| fine-tuning, lr 0.01 | {row}" in written
+    assert "| baseline (DoReFa) | 82.80 (81.80 ± 1.00) | 3 |" in written
+
+
 def test_the_table_has_both_tests(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     study = on_digits("ablation", tmp_path, 3)
     run_study(study, only=["finetune-0.01", "mapping", "lns"])
@@ -218,3 +228,25 @@ def test_figures_are_svg_and_the_same_again(
         assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     before = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in sorted(draw(study, summary))] == before
+
+
+def test_mean_curves_are_of_all_runs_in_every_epoch(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    """One run measured in every epoch, another in the second alone and the last."""
+    study = on_digits("ablation", tmp_path)
+    run_study(study, only=["baseline"])
+    path = tmp_path / "baseline" / "seed-1" / "metrics.jsonl"
+    first, *others = path.read_text().splitlines()
+    unmeasured = json.dumps({**json.loads(first), "accuracy": None})
+    path.write_text("\n".join([unmeasured, *others]) + "\n")
+    baseline = study.arm("baseline")
+    accuracy, loss = (_by_epoch(study, baseline, key) for key in ("accuracy", "loss"))
+    assert {epoch: len(values) for epoch, values in accuracy.items()} == {2: 2, 3: 2}
+    assert {epoch: len(values) for epoch, values in loss.items()} == {1: 2, 2: 2, 3: 2}
+    path.unlink()  # a run of which the result alone was kept
+    assert {e: len(v) for e, v in _by_epoch(study, baseline, "accuracy").items()} == {
+        1: 1,
+        2: 1,
+        3: 1,
+    }

@@ -89,12 +89,12 @@ class Study:
         return self.only([*only, *self.with_runs()])
 
     def with_runs(self) -> list[str]:
-        """The arms with a finished run."""
+        """The arms with a run that is over: finished, or stopped by itself, for that is a finding too."""
         return [arm.name for arm in self.arms if self._has_runs(arm)]
 
     def _has_runs(self, arm: Arm) -> bool:
         folders = [self.run_folder(arm, seed) for seed in self.seeds]
-        done = [folder for folder in folders if record.finished(folder)]
+        done = [f for f in folders if record.finished(f) or record.stop_reason(f) is not None]
         mine = arm.finished_in is None  # another folder's runs were looked at when they were given
         return bool(done) and not (mine and any(record.difference(f, arm.recipe) for f in done))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unflip.study.summary import accuracies
+
 if TYPE_CHECKING:
     from unflip.study.study import Study
 
@@ -17,7 +19,7 @@ def table(study: Study, summary: dict[str, Any]) -> str:
     heads += [f"against {reference['label']} (p)"] if reference else []
     lines = [caption(summary), "", _row(heads), "|---" * len(heads) + "|"]
     for arm, found in zip(study.arms, summary["arms"], strict=True):
-        cells = [arm.label, _figures(found), str(len(found["runs"]))]
+        cells = [arm.label, _figures(found), str(len(accuracies(found)))]
         if paper:
             known = arm.paper
             cells.append(best_mean_std(known.best, known.mean, known.std) if known else "")
@@ -30,11 +32,18 @@ def table(study: Study, summary: dict[str, Any]) -> str:
 
 
 def caption(summary: dict[str, Any]) -> str:
-    seeds = summary["seeds"]
     text = f"{summary['data']}, {summary['evaluated_on']} accuracy of the last epoch"
-    text += f", {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+    text += f", {_seeds(summary)}"
     title = f"{summary['title']}: " if summary["title"] else ""
     return f"{title}{text}. {summary['epochs_note']}".strip()
+
+
+def _seeds(summary: dict[str, Any]) -> str:
+    """How many seeds the means are of, which need not be as many as were asked for."""
+    counts = {len(accuracies(arm)) for arm in summary["arms"]}
+    most = max(counts) or len(summary["seeds"])
+    text = f"{most} seed{'s' if most > 1 else ''}"
+    return f"up to {text}" if len(counts) > 1 else text
 
 
 def best_mean_std(best: float | None, mean: float, std: float | None) -> str:
