@@ -18,7 +18,7 @@ from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study, run_study
 from unflip.train import checkpoint as checkpoints
 from unflip.train.learner import build_model
-from unflip.train.recipe import Recipe
+from unflip.train.recipe import Data, Recipe
 
 OnDigits = Callable[..., Study]
 
@@ -69,6 +69,16 @@ def test_the_papers_figures_stand_beside_its_images_alone(
     assert EXPERIMENTS["ablation"].study(tmp_path).arm("finetune-0.001").paper is None
 
 
+@pytest.mark.parametrize("name", ["alpha", "rho", "controls", "corrections", "beyond"])
+def test_what_chooses_looks_at_no_test_image_unless_told_to(tmp_path: Path, name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    assert {arm.recipe.data.validation for arm in experiment.study(tmp_path).arms} == {10000}
+    assert not any(arm.paper for arm in experiment.study(tmp_path).arms)
+    told = experiment.study(tmp_path, overrides=["data.validation=0"])
+    assert {arm.recipe.data for arm in told.arms} == {Data(name="cifar10")}
+    assert told.arm("baseline").paper is not None
+
+
 @pytest.mark.parametrize(("name", "count"), [("alpha", 10), ("rho", 11)])
 def test_sweeps_hold_the_baselines_images_out_too(tmp_path: Path, name: str, count: int) -> None:
     study = EXPERIMENTS[name].study(tmp_path)
@@ -82,7 +92,12 @@ def test_sweeps_hold_the_baselines_images_out_too(tmp_path: Path, name: str, cou
         assert (method["alpha"], rates) == ((arm.x, {0.01}) if name == "alpha" else (1, {arm.x}))
 
 
-def test_one_mean_is_the_mean_over_all_weights(tmp_path: Path, on_digits: OnDigits) -> None:
+@pytest.mark.parametrize(
+    ("name", "alpha", "same"), [("one-mean", 1, "lns"), ("residual-one-mean", 0.1, "residual")]
+)
+def test_one_mean_is_the_mean_over_all_weights(
+    tmp_path: Path, on_digits: OnDigits, name: str, alpha: float, same: str
+) -> None:
     study = on_digits("controls", tmp_path)
     digits = load("digits")
 
@@ -90,13 +105,13 @@ def test_one_mean_is_the_mean_over_all_weights(tmp_path: Path, on_digits: OnDigi
         model = build_model(study.arm(arm).recipe, digits, seed=0)
         return sum(v.item() for v in auxiliary_losses(model).values()), model
 
-    one, model = losses("one-mean")
+    one, model = losses(name)
     each = [
         binarizer.supervision(binarizer.predict(weight), binarizer.noisy_labels(weight)).flatten()
         for _, weight, binarizer in mapped_layers(model)
     ]
-    assert one == pytest.approx(torch.cat(each).mean().item(), rel=1e-5)
-    layers, _ = losses("lns")
+    assert one == pytest.approx(alpha * torch.cat(each).mean().item(), rel=1e-5)
+    layers, _ = losses(same)
     assert layers == pytest.approx(sum(v.mean().item() for v in each), rel=1e-5)
 
 
@@ -109,6 +124,9 @@ def test_a_stretched_alpha_and_faster_latent_weights(tmp_path: Path) -> None:
     rates = [study.arm(n).recipe.optimizer for n in ("finetune", "latent-10x", "latent-20x")]
     assert [r.latent_lr for r in rates] == [None, 0.1, 0.2]
     assert {r.lr for r in rates} == {0.01}
+    fast = study.arm("lns-fast").recipe
+    assert (fast.optimizer.lr, fast.optimizer.latent_lr) == (0.01, 0.1)
+    assert fast.method == study.arm("lns").recipe.method
 
 
 def test_a_mapping_that_stays_zero(tmp_path: Path, on_digits: OnDigits) -> None:
