@@ -12,7 +12,10 @@ import pytest
 from unflip.study import report, task
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study
+from unflip.train import checkpoint as checkpoints
+from unflip.train.checkpoint import Checkpoint
 from unflip.train.loop import Job, TrainingStopped
+from unflip.train.recipe import load_recipe
 
 DIGITS = ("data.name=digits", "data.validation=0", "model.width=2", "epochs=1")
 
@@ -57,6 +60,7 @@ def _finish(job: Job) -> dict[str, Any]:
     job.folder.mkdir(parents=True, exist_ok=True)
     saved = {"recipe": job.recipe.plain(), "seed": job.seed}
     (job.folder / "recipe.json").write_text(json.dumps(saved))
+    checkpoints.save(job.folder, Checkpoint(job.recipe.epochs, 0, {}, {}))
     last = 80 + len(job.out.name) / 10 + job.seed
     lines = [
         {
@@ -84,11 +88,19 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
 
 
 @pytest.fixture
-def on_digits() -> Callable[..., Study]:
+def teacher_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What looks like a finished teacher's folder."""
+    out = tmp_path_factory.mktemp("teacher")
+    _finish(Job(load_recipe("cifar10-resnet20-teacher", list(DIGITS)), 0, out))
+    return out
+
+
+@pytest.fixture
+def on_digits(teacher_run: Path) -> Callable[..., Study]:
     """``on_digits("ablation", out, seeds, "field=value", ...)``: a shipped experiment on digits, small."""
 
     def make(name: str, out: Path, seeds: int = 2, *overrides: str, **options: Any) -> Study:
-        options.setdefault("teacher", Path("a-teacher") if name == "beyond" else None)
+        options.setdefault("teacher", teacher_run if name == "beyond" else None)
         return EXPERIMENTS[name].study(out, seeds, overrides=[*DIGITS, *overrides], **options)
 
     return make

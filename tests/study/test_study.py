@@ -174,6 +174,28 @@ def test_a_given_baseline_is_not_trained(
         on_digits("controls", tmp_path, 3, baseline=given)
 
 
+def test_a_baseline_without_weights_is_refused_where_an_arm_starts_from_it(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results that were published, say: metrics, and no checkpoints."""
+    run_study(on_digits("sota", tmp_path / "first"), only=["baseline", "lns"])
+    given = tmp_path / "first" / "baseline"
+    [weights] = (given / "seed-1").glob("checkpoint-*.safetensors")
+    weights.write_bytes(b"damaged")
+    calls = len(trainer.calls)
+    with monkeypatch.context() as patched:
+        patched.setattr(core, "load", lambda *args: pytest.fail("no data are loaded for this"))
+        with pytest.raises(ValueError, match=r"seed-1 has no usable .* only its metrics were kept"):
+            run_study(on_digits("sota", tmp_path / "second", baseline=given))
+    assert len(trainer.calls) == calls
+    assert not (tmp_path / "second").exists()
+    run_study(on_digits("sota", tmp_path / "second", baseline=given), only=["tbn"])
+    run_study(on_digits("sota", tmp_path / "first", baseline=given), only=["lns"])  # is finished
+    assert trainer.calls[calls:] == [["tbn/seed-0", "tbn/seed-1"]]
+    study = on_digits("sota", tmp_path / "second", baseline=given, tables_only=True)
+    assert [arm["name"] for arm in write_tables(study)["arms"]] == ["baseline", "tbn"]
+
+
 def test_another_recipe_in_the_folder_is_refused(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
@@ -208,9 +230,41 @@ def test_arms_that_distill_get_the_teacher_and_others_none(
     assert teachers.pop("distill") == teachers.pop("all") == Path("t")
     assert set(teachers.values()) == {None}
     without = EXPERIMENTS["beyond"].study(tmp_path, 1)
-    with pytest.raises(ValueError, match=r"arm 'distill' learns .* give its folder as --teach"):
+    command = r"\(unflip train cifar10-resnet20-teacher data.validation=10000\)"
+    with pytest.raises(ValueError, match=rf"arm 'distill' learns .* as --teacher {command}"):
         run_study(without)
     assert trainer.calls == []
+
+
+def test_a_teacher_is_looked_at_before_anything_is_trained(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path, teacher_run: Path
+) -> None:
+    def refused(reason: str, *overrides: str, teacher: Path = teacher_run) -> None:
+        study = on_digits("beyond", tmp_path / "out", 1, *overrides, teacher=teacher)
+        with pytest.raises(ValueError, match=reason):
+            run_study(study)
+        assert trainer.calls == []
+
+    command = r"\(unflip train cifar10-resnet20-teacher data.name=digits"
+    refused(rf"--teacher {tmp_path} is not one: give another {command}\)", teacher=tmp_path)
+    refused(
+        rf"digits with 9 images held out, .* digits with 0 images .* {command} data.validation=9\)",
+        "data.validation=9",
+    )
+    for path in (teacher_run / "seed-0").glob("checkpoint-*"):
+        path.unlink()
+    refused("holds its metrics alone")
+    study = on_digits("beyond", tmp_path / "out", 1, teacher=None)
+    run_study(study, only=["conv"])
+    assert trainer.trained == ["conv/seed-0"]
+
+
+def test_a_finished_arm_needs_no_teacher_any_more(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    run_study(on_digits("beyond", tmp_path, 1), only=["distill"])
+    summary = run_study(on_digits("beyond", tmp_path, 1, teacher=None), only=["distill"])
+    assert [len(arm["runs"]) for arm in summary["arms"]] == [1]
 
 
 def test_studies_that_make_no_sense_are_refused(on_digits: OnDigits, tmp_path: Path) -> None:

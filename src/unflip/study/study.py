@@ -20,7 +20,7 @@ import torch
 
 from unflip.data import load
 from unflip.hints import known
-from unflip.study import record
+from unflip.study import given, record
 from unflip.study.arm import Arm
 from unflip.study.record import Record
 from unflip.study.report import write_report
@@ -143,12 +143,6 @@ class Study:
     def check_folders(self) -> None:
         """Refuse what is in the folders and does not belong there, before anything is trained."""
         for arm in self.arms:
-            if arm.recipe.distill and self.teacher is None:
-                wanted = arm.recipe.distill.teacher
-                raise ValueError(
-                    f"arm {arm.name!r} learns from a run of {wanted}: give its folder as --teacher "
-                    f"(unflip train {wanted}), or leave the arm out with --only"
-                )
             for seed in self.seeds:
                 folder = self.run_folder(arm, seed)
                 if arm.finished_in is None:
@@ -158,6 +152,19 @@ class Study:
                         f"{folder} is not a finished run; {self.name} has {len(self.seeds)} seeds and "
                         f"starts from seed {seed} of {arm.name}"
                     )
+        for arm in self.arms:
+            self._check_given(arm)
+
+    def _check_given(self, arm: Arm) -> None:
+        """What the arm's runs need that the study does not train; those that are over need nothing any more."""
+        left = [seed for seed in self.seeds if not self._over(arm, seed)]
+        if not left:
+            return
+        if arm.recipe.distill:
+            given.check_teacher(self.teacher, arm)
+        start = self.arm(arm.start) if arm.start else None
+        if start is not None and start.finished_in is not None:
+            given.check_weights(start, [self.run_folder(start, seed) for seed in left])
 
 
 class Workers(Protocol):
