@@ -100,7 +100,7 @@ def on_digits(teacher_run: Path) -> Callable[..., Study]:
     """``on_digits("ablation", out, seeds, "field=value", ...)``: a shipped experiment on digits, small."""
 
     def make(name: str, out: Path, seeds: int = 2, *overrides: str, **options: Any) -> Study:
-        options.setdefault("teacher", teacher_run if name == "beyond" else None)
+        options.setdefault("teacher", teacher_run if name in ("beyond", "final") else None)
         return EXPERIMENTS[name].study(out, seeds, overrides=[*DIGITS, *overrides], **options)
 
     return make

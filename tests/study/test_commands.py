@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,28 @@ def test_help_names_every_study_and_arm(unflip: Start) -> None:
         assert word in arms
 
 
+@pytest.mark.parametrize(
+    ("name", "learning", "teacher"),
+    [
+        ("beyond", "distill, all", "unflip train cifar10-resnet20-teacher data.validation=10000"),
+        ("final", "strongest", "unflip train cifar10-resnet20-teacher"),
+        ("ablation", None, None),
+    ],
+)
+def test_the_first_look_of_the_help_needs_no_teacher(
+    name: str, learning: str | None, teacher: str | None, tmp_path: Path
+) -> None:
+    shown = EXPERIMENTS[name].help()
+    assert ("teacher" in shown) == (learning is not None)
+    if learning:
+        assert f"With a teacher: {learning}; --teacher ({teacher})." in shown
+    words = shown.rpartition("A first look: ")[2].split()
+    assert words[:3] == ["unflip", "study", name]
+    only = words[words.index("--only") + 1 :] if "--only" in words else []
+    study = EXPERIMENTS[name].study(tmp_path, 2, epochs_scale=0.05)
+    (study.only(only) if only else study).check_folders()
+
+
 def test_a_study_by_one_command(unflip: Start) -> None:
     words = ("study", "ablation", *TINY, "--seeds", "1", "--only", "finetune-0.01")
     done = unflip(*words, "--device", "cpu")
@@ -53,6 +76,7 @@ def test_a_study_by_one_command(unflip: Start) -> None:
         (["rho", "--epochs-scale", "0"], "epochs-scale=0.0 should be above 0"),
         (["sota", "--engine", "threads"], "unknown engine 'threads'"),
         (["controls", "--baseline", "there"], "there/seed-0 is not a finished run"),
+        (["final", "--baseline", "there"], "study final has no baseline: leave out --baseline"),
         (["ablation", "--data", "nowhere"], "nowhere"),
         (["methods", "--epochs", "1", "--only", "lns"], "unknown method to compare 'lns'"),
     ],

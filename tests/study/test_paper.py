@@ -26,7 +26,7 @@ OnDigits = Callable[..., Study]
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_arms_are_recipes(name: str, tmp_path: Path) -> None:
     study = EXPERIMENTS[name].study(tmp_path)
-    assert study.arms[0].name == "baseline"
+    assert study.arms[0].name == ("conv" if name == "final" else "baseline")
     assert study.arms[0].recipe.epochs == 400
     plain = [json.dumps({**arm.recipe.plain(), "name": "", "about": ""}) for arm in study.arms]
     assert len(set(plain)) == len(plain), "no two arms are the same"
@@ -145,6 +145,19 @@ def test_a_mapping_that_stays_zero(tmp_path: Path, on_digits: OnDigits) -> None:
     model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
     for _, weight, binarizer in mapped_layers(model):
         assert torch.equal(binarizer.predict(weight), weight / weight.abs().mean())
+
+
+def test_the_strongest_network_is_tested_once_it_is_chosen(tmp_path: Path) -> None:
+    final, beyond = (EXPERIMENTS[name].study(tmp_path) for name in ("final", "beyond"))
+    assert [arm.name for arm in final.arms] == ["conv", "strongest"]
+    assert {arm.recipe.data for arm in final.arms} == {Data(name="cifar10")}
+    assert not any(arm.paper for arm in final.arms)
+
+    def but_for_images(arm: str, study: Study) -> dict[str, Any]:
+        return {**study.arm(arm).recipe.plain(), "data": None, "name": None}
+
+    assert but_for_images("conv", final) == but_for_images("conv", beyond)
+    assert but_for_images("strongest", final) == but_for_images("all", beyond)
 
 
 def test_the_fake_arms_of_every_experiment_run(

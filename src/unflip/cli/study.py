@@ -121,12 +121,7 @@ def _add(experiment: Experiment) -> None:
         )
         _show(folder)
 
-    command.__doc__ = (
-        f"{experiment.about}\n\n"
-        f"Arms: {', '.join(draft.name for draft in experiment.drafts)}.\n\n"
-        "Leaves study.json, table.md and figures (SVG) beside the runs. A first look: "
-        f"unflip study {experiment.name} --epochs-scale 0.05 --seeds 2 --data DIR"
-    )
+    command.__doc__ = experiment.help()
     study.command(experiment.name)(command)
 
 

@@ -34,6 +34,8 @@ STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
 SLOW = "optimizer.mapping_lr=0.0001"  # a hundredth of the other rates
 STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
+TEACHER = "cifar10-resnet20-teacher"
+DISTILL = f"distill={{teacher: {TEACHER}}}"
 ONE_MEAN = "method.reduction=sum"  # over all weights; α is divided by their number
 
 
@@ -63,6 +65,10 @@ class Experiment:
         ``tables_only``, of some seeds); ``teacher`` the one that arms which distill learn from."""
         arms = make_arms(self.drafts, self.defaults, overrides, epochs_scale)
         if baseline is not None:
+            if BASELINE not in (draft.name for draft in self.drafts):
+                raise ValueError(
+                    f"study {self.name} has no baseline: leave out --baseline {baseline}"
+                )
             least = 1 if tables_only else seeds
             arms = [
                 _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
@@ -80,6 +86,21 @@ class Experiment:
             self.reference,
             teacher,
         )
+
+    def help(self) -> str:
+        """What the command says of itself; its example works as it stands."""
+        learning = [draft.name for draft in self.drafts if DISTILL in draft.changes]
+        train = " ".join(["unflip train", TEACHER, *self.defaults])
+        needed = f"With a teacher: {', '.join(learning)}; --teacher ({train})."
+        first = f"unflip study {self.name} --epochs-scale 0.05 --seeds 2 --data DIR"
+        without = f" --only {self.reference}" if learning else ""
+        parts = [
+            self.about,
+            f"Arms: {', '.join(draft.name for draft in self.drafts)}.",
+            *([needed] if learning else []),
+            f"Leaves study.json, table.md and figures (SVG) beside the runs. A first look: {first}{without}",
+        ]
+        return "\n\n".join(parts)
 
     def _command(
         self,
@@ -350,7 +371,7 @@ CORRECTIONS = Experiment(
 FAST = "optimizer.latent_lr=1.0"  # ten times the rate of everything else
 AFTER = "model.order=conv-bn-prelu"
 MEAN = "model.pixels=mean"
-DISTILL = "distill={teacher: cifar10-resnet20-teacher}"
+TOGETHER = (AFTER, MEAN, "method=reactnet", DISTILL)
 
 
 def _stronger(name: str, label: str, *changes: str) -> Draft:
@@ -380,12 +401,22 @@ BEYOND = Experiment(
         _faster("after", ", PReLU after the add", AFTER),
         _faster("after-reactnet", ", PReLU after the add, ReActNet", AFTER, "method=reactnet"),
         _faster("distill", ", a teacher", DISTILL),
-        _faster("all", ", all of the last five", AFTER, MEAN, "method=reactnet", DISTILL),
+        _faster("all", ", all of the last five", *TOGETHER),
     ),
     TUNING,
     "conv",
 )
 
-EXPERIMENTS = {
-    e.name: e for e in (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS, CORRECTIONS, BEYOND)
-}
+FINAL = Experiment(
+    "final",
+    "The strongest ±1 ResNet-20 here, on test images",
+    "What was chosen on held-out images, trained on all training images and measured on test images.",
+    (
+        _stronger("conv", "one shortcut a convolution"),
+        _stronger("strongest", "the strongest of beyond", FAST, *TOGETHER),
+    ),
+    reference="conv",
+)
+
+_ALL = (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS, CORRECTIONS, BEYOND, FINAL)
+EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
