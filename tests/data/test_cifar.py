@@ -191,6 +191,7 @@ def test_nothing_found_says_what_to_download_and_where_to_put_it(tmp_path: Path)
     assert "https://www.cs.toronto.edu/~kriz/cifar.html" in message
     assert "c32a1d4ab5d03f1284b67883e8d87530" in message
     assert f"into {tmp_path / 'absent'};" in message
+    assert "with --data (folder= in Python) or the environment variable UNFLIP_DATA" in message
     for name in (BINARY.archive, BINARY.folder, PYTHON.archive, PYTHON.folder):
         assert str(tmp_path / "absent" / name) in message
 

@@ -75,3 +75,14 @@ def test_a_method_that_stops_is_a_row_with_the_reason(
 def test_lns_is_not_compared_from_scratch() -> None:
     assert "lns" not in study.compared()
     assert "dorefa" in study.compared()
+
+
+def test_the_command_and_the_caption_say_what_was_changed(recipe: Recipe, tmp_path: Path) -> None:
+    cifar = load_recipe("cifar10-resnet20-dorefa", ["model.width=4", "epochs=2"])
+    found = study.methods_study(cifar, tmp_path, ["dorefa"], 3, ["model.width=4"])
+    assert found.command == (
+        "unflip study methods --recipe cifar10-resnet20-dorefa --epochs 2 --seeds 3 --data DIR "
+        "--override model.width=4"
+    )
+    assert found.overrides == ("model.width=4",)
+    assert "--data" not in study.methods_study(recipe, tmp_path, ["dorefa"], 1).command

@@ -69,6 +69,26 @@ def test_the_papers_figures_stand_beside_its_images_alone(
     assert EXPERIMENTS["ablation"].study(tmp_path).arm("finetune-0.001").paper is None
 
 
+@pytest.mark.parametrize(
+    ("change", "stays"),
+    [
+        ({}, True),
+        ({"overrides": ["model.shortcut=conv"]}, True),
+        ({"overrides": ["model.width=32"]}, False),
+        ({"overrides": ["model.widths=[1, 1, 2]"]}, False),
+        ({"overrides": ["model={name: vgg_small}"]}, False),
+        ({"overrides": ["epochs=30"]}, False),
+        ({"epochs_scale": 0.05}, False),
+    ],
+    ids=str,
+)
+def test_the_papers_figures_stand_beside_its_network_and_epochs_alone(
+    tmp_path: Path, change: dict[str, Any], stays: bool
+) -> None:
+    study = EXPERIMENTS["ablation"].study(tmp_path, **change)
+    assert [study.arm(name).paper is not None for name in ("baseline", "lns")] == [stays, stays]
+
+
 @pytest.mark.parametrize("name", ["alpha", "rho", "controls", "corrections", "beyond"])
 def test_what_chooses_looks_at_no_test_image_unless_told_to(tmp_path: Path, name: str) -> None:
     experiment = EXPERIMENTS[name]

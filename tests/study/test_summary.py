@@ -17,6 +17,7 @@ from scipy import stats
 from unflip import __version__
 from unflip.study.arm import Paper
 from unflip.study.figures import _by_epoch, draw
+from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study, run_study, write_tables
 from unflip.study.summary import holm, paired, seed_by_seed, welch
 from unflip.study.table import best_mean_std
@@ -113,8 +114,8 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     run_study(on_digits("ablation", tmp_path))
     saved = json.loads((tmp_path / "study.json").read_text())
     assert list(saved) == [
-        *("study", "unflip", "title", "data", "evaluated_on", "epochs_note", "seeds"),
-        *("arms", "tests", "paired", "holm"),
+        *("study", "unflip", "title", "data", "evaluated_on", "epochs_note", "epochs_scale"),
+        *("overrides", "seeds", "arms", "tests", "paired", "holm"),
     ]
     assert (saved["study"], saved["unflip"], saved["data"]) == ("ablation", __version__, "digits")
     assert (saved["evaluated_on"], saved["seeds"]) == ("test", [0, 1])
@@ -136,6 +137,18 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     command = saved["arms"][1]["command"]
     assert command.startswith("unflip study ablation --seeds 2 --override data.name=digits")
     assert command.endswith("--only finetune-0.01")
+
+
+def test_what_was_changed_is_said(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
+    study = on_digits("ablation", tmp_path, 1, "model.shortcut=conv", epochs_scale=2)
+    summary = run_study(study, only=["baseline"])
+    assert summary["overrides"][-1] == "model.shortcut=conv"
+    assert summary["epochs_scale"] == 2
+    said = "`model.width=2`, `epochs=1`, `model.shortcut=conv`."
+    assert (tmp_path / "table.md").read_text().splitlines()[0].endswith(said)
+    plain = EXPERIMENTS["ablation"].study(tmp_path, 2)
+    assert (plain.overrides, plain.epochs_scale) == ((), 1)
+    assert plain.command == "unflip study ablation --seeds 2 --data DIR"
 
 
 def test_one_run_has_no_spread_and_no_test(

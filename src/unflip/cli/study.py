@@ -171,6 +171,7 @@ def compare_methods(
         engine=engine,
         workers=workers,
         device=device,
+        overrides=override or [],
     )
     _show(out)
 

@@ -127,8 +127,8 @@ def _not_found(root: Path, looked: list[Path]) -> DataError:
     home = root.parent if root.name in {layout.archive for layout in LAYOUTS} else root
     return DataError(
         f"CIFAR-10 was not found. Download {wanted.archive} (MD5 {wanted.archive_md5}) from {PAGE} "
-        f"and put it, as it is, into {home}; or name the folder that holds it with folder= or the "
-        f"environment variable UNFLIP_DATA. Looked at: {', '.join(map(str, looked))}."
+        f"and put it, as it is, into {home}; or name the folder that holds it with --data (folder= in "
+        f"Python) or the environment variable UNFLIP_DATA. Looked at: {', '.join(map(str, looked))}."
     )
 
 

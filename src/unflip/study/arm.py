@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,15 @@ def _contradicts(override: str, changes: Sequence[str]) -> bool:
     path = override.partition("=")[0]
     own = [change.partition("=")[0] for change in changes]
     return any(path == p or p.startswith(f"{path}.") for p in own)
+
+
+def options(
+    data: str, seeds: int, overrides: Sequence[str] = (), epochs_scale: float = 1.0
+) -> list[str]:
+    """The words of a command that repeats a study; digits alone need no folder."""
+    words = [f"--seeds {seeds}", *(["--data DIR"] if data != "digits" else [])]
+    words += [f"--epochs-scale {epochs_scale:g}"] if epochs_scale != 1 else []
+    return words + [f"--override {shlex.quote(override)}" for override in overrides]
 
 
 def scaled(recipe: Recipe, factor: float) -> Recipe:

@@ -16,7 +16,7 @@ from unflip import methods
 from unflip.cost import cost
 from unflip.data import ImageSet, load
 from unflip.study import record
-from unflip.study.arm import Arm
+from unflip.study.arm import Arm, options
 from unflip.study.report import write
 from unflip.study.study import Study, run_study
 from unflip.study.summary import accuracies, summarize
@@ -32,11 +32,12 @@ def compared() -> list[str]:
     return [name for name in methods.names() if name not in NOT_FROM_SCRATCH]
 
 
-def methods_study(recipe: Recipe, out: Path, names: Sequence[str], seeds: int) -> Study:
-    """The recipe with each method in place of its own."""
-    command = (
-        f"unflip study methods --recipe {recipe.name} --epochs {recipe.epochs} --seeds {seeds}"
-    )
+def methods_study(
+    recipe: Recipe, out: Path, names: Sequence[str], seeds: int, overrides: Sequence[str] = ()
+) -> Study:
+    """The recipe with each method in place of its own; ``overrides`` are in it already, and said."""
+    words = ["unflip study methods", f"--recipe {recipe.name}", f"--epochs {recipe.epochs}"]
+    command = " ".join([*words, *options(recipe.data.name, seeds, overrides)])
     return Study(
         "methods",
         tuple(_arm(recipe, name) for name in names),
@@ -45,6 +46,7 @@ def methods_study(recipe: Recipe, out: Path, names: Sequence[str], seeds: int) -
         f"{recipe.model.name}, method by method",
         command,
         f"{recipe.epochs} epochs.",
+        overrides=tuple(overrides),
     )
 
 
@@ -64,13 +66,14 @@ def study_methods(
     engine: str = "together",
     workers: int = 2,
     device: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train each method, its seeds side by side and no other beside them, so that its seconds are its own.
 
     Returns what study.json has: as of every study, and memory, FLOPs and seconds of each method besides.
     """
     images = load(recipe.data.name, data)
-    study = methods_study(recipe, out, names, seeds)
+    study = methods_study(recipe, out, names, seeds, overrides)
     costs = {arm.name: _cost(arm, images) for arm in study.arms}
 
     def report(study: Study, last: bool) -> dict[str, Any]:

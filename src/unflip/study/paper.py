@@ -6,17 +6,17 @@ What the paper leaves open is answered by the recipes; see ``docs/lns.md``.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from unflip import models
 from unflip.layers import binary_layers
 from unflip.study import record
-from unflip.study.arm import Arm, Draft, Paper, make_arms
+from unflip.study.arm import Arm, Draft, Paper, make_arms, options
 from unflip.study.study import Study
 from unflip.train.recipe import Data, Recipe, load_recipe
 
@@ -34,6 +34,7 @@ STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
 SLOW = "optimizer.mapping_lr=0.0001"  # a hundredth of the other rates
 STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
+OPEN = ("shortcut", "order", "pixels")  # of the paper's ResNet-20
 TEACHER = "cifar10-resnet20-teacher"
 DISTILL = f"distill={{teacher: {TEACHER}}}"
 ONE_MEAN = "method.reduction=sum"  # over all weights; α is divided by their number
@@ -73,18 +74,24 @@ class Experiment:
             arms = [
                 _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
             ]
+        words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
+        words += ["--teacher DIR"] if teacher else []
         one_mean = {draft.name for draft in self.drafts if ONE_MEAN in draft.changes}
         arms = [_one_mean(arm) if arm.name in one_mean else arm for arm in arms]
         return Study(
             self.name,
-            tuple(_comparable(arm) for arm in arms),
+            tuple(_comparable(*pair) for pair in zip(arms, self.drafts, strict=True)),
             out,
             tuple(range(seeds)),
             self.title,
-            self._command(seeds, epochs_scale, overrides, teacher),
+            " ".join(
+                [f"unflip study {self.name}", *words]
+            ),  # trains a baseline, where one was given
             _epochs_note(arms, epochs_scale),
             self.reference,
             teacher,
+            tuple(overrides),
+            epochs_scale,
         )
 
     def help(self) -> str:
@@ -101,20 +108,6 @@ class Experiment:
             f"Leaves study.json, table.md and figures (SVG) beside the runs. A first look: {first}{without}",
         ]
         return "\n\n".join(parts)
-
-    def _command(
-        self,
-        seeds: int,
-        scale: float,
-        overrides: Sequence[str],
-        teacher: Path | None,
-    ) -> str:
-        """From nothing: where a baseline was given, this trains one."""
-        words = [f"unflip study {self.name} --seeds {seeds}"]
-        words += [f"--epochs-scale {scale:g}"] if scale != 1 else []
-        words += [f"--override {shlex.quote(override)}" for override in overrides]
-        words += ["--teacher DIR"] if teacher else []
-        return " ".join(words)
 
 
 def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
@@ -135,9 +128,21 @@ def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
     return replace(arm, finished_in=folder)
 
 
-def _comparable(arm: Arm) -> Arm:
-    """The paper's figures are of CIFAR-10's test images, and belong beside nothing else."""
-    return arm if arm.recipe.data == Data(name="cifar10") else replace(arm, paper=None)
+def _comparable(arm: Arm, draft: Draft) -> Arm:
+    """The paper's figures are of CIFAR-10's test images, a network of its size and its epochs, and belong beside
+    nothing else."""
+    meant = load_recipe(draft.source, list(draft.changes))
+    same = (
+        arm.recipe.data == Data(name="cifar10")
+        and arm.recipe.epochs == meant.epochs
+        and _size(arm.recipe) == _size(meant)
+    )
+    return arm if same else replace(arm, paper=None)
+
+
+def _size(recipe: Recipe) -> dict[str, Any]:
+    """The network without what the paper leaves open."""
+    return {k: v for k, v in recipe.model.model_dump().items() if k not in OPEN}
 
 
 def _epochs_note(arms: Sequence[Arm], scale: float) -> str:

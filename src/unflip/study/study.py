@@ -45,6 +45,10 @@ class Study:
     epochs_note: str = ""
     reference: str | None = None  # the arm that the table compares the others with
     teacher: Path | None = None  # of the arms that distill
+    overrides: tuple[
+        str, ...
+    ] = ()  # what the person changed in the recipes, to be said beside the figures
+    epochs_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.arms or not self.seeds:

@@ -30,6 +30,8 @@ def summarize(study: Study) -> dict[str, Any]:
         "data": data.name,
         "evaluated_on": "validation" if data.validation else "test",
         "epochs_note": study.epochs_note,
+        "epochs_scale": study.epochs_scale,
+        "overrides": list(study.overrides),
         "seeds": list(study.seeds),
         "arms": arms,
         "tests": welch_tests,

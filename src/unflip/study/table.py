@@ -35,7 +35,9 @@ def caption(summary: dict[str, Any]) -> str:
     text = f"{summary['data']}, {summary['evaluated_on']} accuracy of the last epoch"
     text += f", {_seeds(summary)}"
     title = f"{summary['title']}: " if summary["title"] else ""
-    return f"{title}{text}. {summary['epochs_note']}".strip()
+    changed = ", ".join(f"`{override}`" for override in summary["overrides"])
+    parts = [f"{title}{text}.", summary["epochs_note"], f"With {changed}." if changed else ""]
+    return " ".join(part for part in parts if part)
 
 
 def _seeds(summary: dict[str, Any]) -> str:
