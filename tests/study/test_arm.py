@@ -43,13 +43,21 @@ def test_options_go_to_the_arms_that_have_them() -> None:
 
 @pytest.mark.parametrize("override", ["method.maping=plain", "method.alpha=1"])
 def test_an_override_that_changes_nothing_is_an_error(override: str) -> None:
-    with pytest.raises(ValueError, match=f"override '{override}' changes no arm"):
+    with pytest.raises(ValueError, match=f"override '{override}' changes no arm") as caught:
         make_arms(DRAFTS, overrides=[override])
+    assert ("Did you mean 'method.mapping'?" in str(caught.value)) == ("maping" in override)
 
 
 def test_a_misspelt_field_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"epoch: unknown field\. Did you mean 'epochs'"):
         make_arms(DRAFTS, overrides=["epoch=3"])
+
+
+def test_an_option_that_the_network_does_not_have_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown option of model .* 'widht'\. Did you mean 'width'"
+    ):
+        make_arms(DRAFTS, overrides=["model.widht=4"])
 
 
 def test_scaled_epochs_move_the_schedule() -> None:

@@ -210,6 +210,7 @@ def test_another_recipe_in_the_folder_is_refused(
     [
         ({"engine": "pol"}, "unknown engine 'pol'. Did you mean 'pool'"),
         ({"at_once": 0}, "at-once=0 should be at least 1"),
+        ({"at_once": 2, "engine": "ray"}, "at-once=2 is for --engine together"),
         ({"engine": "pool", "workers": 0}, "workers=0 should be at least 1"),
         ({"device": "tpu"}, "device='tpu' should be cpu or cuda"),
     ],
@@ -353,3 +354,25 @@ def test_tables_of_what_is_finished_train_nothing(
         on_digits("readings", out, 5, baseline=baseline)  # to train, all of them have to be there
     with pytest.raises(ValueError, match="no finished run"):
         write_tables(on_digits("readings", tmp_path / "nothing", 5))
+
+
+def test_tables_of_another_recipe_say_the_difference(
+    tmp_path: Path, trainer: Any, on_digits: OnDigits
+) -> None:
+    run_study(on_digits("ablation", tmp_path, 2), only=["baseline"])
+    with pytest.raises(CheckpointError, match="batch_size is 128 there and 64 here"):
+        write_tables(on_digits("ablation", tmp_path, 2, "batch_size=64"))
+
+
+def test_a_table_that_is_written_over_by_one_of_fewer_seeds(
+    tmp_path: Path, trainer: Any, on_digits: OnDigits, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_study(on_digits("ablation", tmp_path, 3), only=["baseline"])
+    run_study(on_digits("ablation", tmp_path, 3), only=["baseline"])
+    assert "now shows" not in capsys.readouterr().out
+    said = f"the table in {tmp_path} was of 3 seeds and now shows 1; --seeds 3 shows them again"
+    run_study(on_digits("ablation", tmp_path, 1), only=["baseline"])
+    assert said in capsys.readouterr().out
+    write_tables(on_digits("ablation", tmp_path, 3))
+    write_tables(on_digits("ablation", tmp_path, 1))
+    assert said in capsys.readouterr().out

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
-from unflip import methods
+from unflip import methods, models
 from unflip.cli.app import app
 from unflip.data import load as load_data
 from unflip.hints import known
@@ -93,6 +93,10 @@ def _add(experiment: Experiment) -> None:
             ),
         ] = None,
     ) -> None:
+        if only and tables_only:
+            raise ValueError(
+                "--tables-only shows every arm that has runs, and trains none: leave out --only"
+            )
         folder = out or Path("runs") / experiment.name
         chosen = experiment.study(
             folder,
@@ -107,7 +111,8 @@ def _add(experiment: Experiment) -> None:
             write_tables(chosen)
             _show(folder)
             return
-        if at_once is None and device != "cpu" and torch.cuda.is_available():
+        on_gpu = device != "cpu" and torch.cuda.is_available()
+        if at_once is None and engine == "together" and on_gpu:
             at_once = GPU_AT_ONCE
         run_study(
             chosen,
@@ -159,6 +164,7 @@ def compare_methods(
     from unflip.study.methods import compared, study_methods
 
     chosen = load_recipe(recipe, [*(override or []), f"epochs={epochs}"])
+    models.check_names(chosen.model.name, chosen.model.options)
     names = [
         known(name, ["float", *compared()], "method to compare") for name in only or compared()
     ]

@@ -63,11 +63,16 @@ def names() -> list[str]:
 
 def create(name: str, method: MethodLike = "float", **options: Any) -> nn.Module:
     """Build the network ``name``; unknown names and options are refused by name."""
+    check_names(name, options)
+    return _REGISTRY[name].build(method, **options)
+
+
+def check_names(name: str, options: Iterable[str]) -> None:
+    """Refuse options that the network ``name`` does not have."""
     build = _REGISTRY[known(name, _REGISTRY, "model")].build
     accepted = [p for p in inspect.signature(build).parameters if p != "method"]
     for option in options:
         known(option, accepted, f"option of model {name!r}")
-    return build(method, **options)
 
 
 def input_shape(name: str) -> tuple[int, int, int]:

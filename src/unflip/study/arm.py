@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unflip import methods
+from unflip import methods, models
 from unflip.train.recipe import Recipe, load_recipe
 
 
@@ -66,6 +67,7 @@ def make_arms(
         taken.update(mine)
         named = [f"name={draft.name}"] if draft.changes else []  # no longer what was shipped
         recipe = load_recipe(draft.source, [*defaults, *draft.changes, *named, *mine])
+        models.check_names(recipe.model.name, recipe.model.options)
         arms.append(
             Arm(
                 draft.name,
@@ -80,9 +82,24 @@ def make_arms(
         if override not in taken:
             raise ValueError(
                 f"override {override!r} changes no arm of this study: either no arm has that option, "
-                "or it is what the arms differ in"
+                f"or it is what the arms differ in.{_nearest(override, arms)}"
             )
     return arms
+
+
+def _nearest(override: str, arms: Sequence[Arm]) -> str:
+    """The option of the arms' methods that may have been meant."""
+    path = override.partition("=")[0]
+    there = {f"method.{o}" for arm in arms for o in _method_options(arm.recipe)}
+    near = difflib.get_close_matches(path, there, n=1, cutoff=0.8)
+    return f" Did you mean {near[0]!r}?" if near and path not in there else ""
+
+
+def _method_options(recipe: Recipe) -> set[str]:
+    if isinstance(recipe.method, str):
+        return set()
+    config = methods.config_class(recipe.method["name"])
+    return {"name", *(field.name for field in dataclasses.fields(config))}
 
 
 def _fits(override: str, recipe: Recipe) -> bool:
@@ -91,10 +108,7 @@ def _fits(override: str, recipe: Recipe) -> bool:
     if first == "warm_start":
         return recipe.warm_start is not None
     if first == "method" and rest:
-        if isinstance(recipe.method, str):
-            return False
-        config = methods.config_class(recipe.method["name"])
-        return rest.split(".")[0] in {"name", *(f.name for f in dataclasses.fields(config))}
+        return rest.split(".")[0] in _method_options(recipe)
     return True
 
 

@@ -11,6 +11,7 @@ All state is in these files: a study that is killed is run again and goes on.
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -210,9 +211,14 @@ def run_study(
     known(engine, ENGINES, "engine")
     if at_once is not None and at_once < 1:
         raise ValueError(f"at-once={at_once} should be at least 1")
+    if at_once is not None and engine != "together":
+        raise ValueError(
+            f"at-once={at_once} is for --engine together; with {engine} each worker trains one arm's seeds: --workers"
+        )
     chosen = study.only(only) if only else study
     check_device(device)
     chosen.check_folders()
+    _say_fewer_seeds(study)
     told = False
 
     def tell(last: bool = False) -> dict[str, Any]:
@@ -237,13 +243,30 @@ def write_tables(study: Study, report: Report = write_report) -> dict[str, Any]:
     """Tables and figures of what is finished, and no training."""
     done = study.with_runs()
     if not done:
+        for arm in study.arms:
+            for seed in study.seeds:
+                record.refuse_another_recipe(study.run_folder(arm, seed), arm.recipe)
         raise ValueError(f"study {study.name}: no finished run in {study.out}")
+    _say_fewer_seeds(study)
     return report(study.only(done), True)
 
 
 def _say(study: Study, text: str) -> None:
     total = len(study.arms) * len(study.seeds)
     print(f"{study.name}: {text}; {study.left()} of {total} runs left", flush=True)
+
+
+def _say_fewer_seeds(study: Study) -> None:
+    """The table is about to be written over by one of fewer seeds; their runs stay."""
+    path = study.out / "study.json"
+    before = len(json.loads(path.read_text())["seeds"]) if path.exists() else 0
+    now = len(study.seeds)
+    if before > now:
+        print(
+            f"{study.name}: the table in {study.out} was of {before} seeds and now shows {now}; "
+            f"--seeds {before} shows them again",
+            flush=True,
+        )
 
 
 def _in_this_process(
