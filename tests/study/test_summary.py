@@ -217,7 +217,7 @@ def test_the_table_has_both_tests(trainer: Any, on_digits: OnDigits, tmp_path: P
     assert f"| -21.27 ({welch_p:.2g}; paired {p:.2g}) |" in written
     assert "paired: the t-test seed by seed" in written
     assert (
-        f"correction for all 3 (paired where there is one), p < 0.05 has: LNS ({3 * p:.2g})."
+        f"correction for all 3 (paired where there is one), p < 0.05 remains for LNS ({3 * p:.2g})."
         in (written)
     )
 

@@ -98,8 +98,8 @@ def _footnote(reference: dict[str, Any], summary: dict[str, Any]) -> str:
         if test["adjusted"] < 0.05
     ]
     return (
-        f"{text} With Holm's correction for all {len(summary['holm'])} (paired where there is one), p < 0.05 has: "
-        f"{', '.join(left) or 'none'}."
+        f"{text} With Holm's correction for all {len(summary['holm'])} (paired where there is one), "
+        f"p < 0.05 remains for {', '.join(left) or 'none'}."
     )
 
 
