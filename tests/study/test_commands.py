@@ -77,7 +77,6 @@ def test_a_study_by_one_command(unflip: Start) -> None:
         (["ablation", "--override", "method.alhpa=1"], "Did you mean 'method.alpha'?"),
         (["alpha", "--override", "method.alpha=1"], "changes no arm of this study"),
         (["ablation", "--only", "lns", "--tables-only"], "trains none: leave out --only"),
-        (["ablation", "--at-once", "2", "--engine", "pool"], "at-once=2 is for --engine together"),
         (["rho", "--epochs-scale", "0"], "epochs-scale=0.0 should be above 0"),
         (["sota", "--engine", "threads"], "unknown engine 'threads'"),
         (["controls", "--baseline", "there"], "there/seed-0 is not a finished run"),

@@ -33,8 +33,8 @@ def test_every_run_once_the_baseline_first(
     assert len(trainer.calls) == len(study.arms), "on a CPU, the seeds of one arm at a time"
     assert len(set(trainer.trained)) == len(trainer.trained) == 2 * len(study.arms)
     said = capsys.readouterr().out
-    assert "ablation: baseline (seeds 0, 1); 12 of 12 runs left" in said
-    assert "ablation: lns (seeds 0, 1); 2 of 12 runs left" in said
+    assert "ablation: baseline (seeds 0, 1); 14 of 14 runs left" in said
+    assert "ablation: lns-frozen (seeds 0, 1); 2 of 14 runs left" in said
 
 
 def test_a_killed_study_goes_on(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
@@ -49,13 +49,13 @@ def test_a_killed_study_goes_on(trainer: Any, on_digits: OnDigits, tmp_path: Pat
         run_study(study)
     before = list(trainer.trained)
     assert len(before) == 6
-    assert [len(arm["runs"]) for arm in saved(tmp_path)["arms"]] == [2, 2, 2, 0, 0, 0]
+    assert [len(arm["runs"]) for arm in saved(tmp_path)["arms"]] == [2, 2, 2, 0, 0, 0, 0]
     trainer.before = lambda jobs: None
     summary = run_study(study)
-    assert len(trainer.trained) == len(set(trainer.trained)) == 12, "nothing is run twice"
+    assert len(trainer.trained) == len(set(trainer.trained)) == 14, "nothing is run twice"
     assert all(len(arm["runs"]) == 2 for arm in summary["arms"])
     run_study(study)
-    assert len(trainer.trained) == 12
+    assert len(trainer.trained) == 14
 
 
 def test_more_seeds_later(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
@@ -75,9 +75,47 @@ def test_arms_that_fit_are_trained_side_by_side(
     study = on_digits("ablation", tmp_path)
     run_study(study, at_once=5)
     sizes = [len(call) for call in trainer.calls]
-    assert sizes == [2, 4, 4, 2], "the baseline alone, then two arms whole"
+    assert sizes == [2, 4, 4, 4], "the baseline alone, then two arms whole"
     assert trainer.calls[1][0].startswith("finetune-0.01/")
-    assert next_batch(study, 5) == []
+    assert next_batch(study.ready(), 5) == []
+
+
+class Recorder:
+    """Workers that do each task when they are waited for."""
+
+    capacity = 2
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.most = 0
+
+    def start(self, task: Task) -> None:
+        self.tasks.append(task)
+        self.most = max(self.most, len(self.tasks))
+
+    def wait(self) -> str:
+        task = self.tasks.pop(0)
+        task.run()
+        return task.name
+
+    def stop(self) -> None:
+        assert not self.tasks
+
+
+def test_workers_take_several_arms_each(
+    trainer: Any,
+    on_digits: OnDigits,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workers = Recorder()
+    monkeypatch.setattr(core, "_workers", lambda *_: workers)
+    run_study(on_digits("ablation", tmp_path), engine="pool", at_once=5)
+    assert [len(call) for call in trainer.calls] == [2, 4, 4, 4]
+    assert len({run for call in trainer.calls for run in call}) == 14, "no run twice"
+    assert workers.most == 2
+    assert "finetune-0.01, finetune-0.001 are done" in capsys.readouterr().out
 
 
 def test_an_arm_with_more_seeds_than_fit_at_once(
@@ -166,6 +204,7 @@ def test_a_given_baseline_is_not_trained(
     longer = on_digits("controls", tmp_path / "third", baseline=given, epochs_scale=3)
     assert "trained differently: epochs is 1 there and 3 here" in capsys.readouterr().out
     assert longer.arms[1].recipe.epochs == 3
+    assert "1 (from scratch), 3 (from the baseline)" in longer.epochs_note
     with pytest.raises(ValueError, match=r"another network's: model.width is 2 there and 3 here"):
         on_digits("controls", tmp_path, 2, "model.width=3", baseline=given)
     with pytest.raises(ValueError, match=r"data.validation is 0 there and 10 here"):
@@ -210,7 +249,6 @@ def test_another_recipe_in_the_folder_is_refused(
     [
         ({"engine": "pol"}, "unknown engine 'pol'. Did you mean 'pool'"),
         ({"at_once": 0}, "at-once=0 should be at least 1"),
-        ({"at_once": 2, "engine": "ray"}, "at-once=2 is for --engine together"),
         ({"engine": "pool", "workers": 0}, "workers=0 should be at least 1"),
         ({"device": "tpu"}, "device='tpu' should be cpu or cuda"),
     ],
@@ -310,8 +348,8 @@ def test_workers_get_an_arm_when_its_start_is_finished(
     monkeypatch.setattr(core, "_workers", lambda *args: queue)
     run_study(on_digits("ablation", tmp_path), engine="pool")
     assert trainer.calls[0] == ["baseline/seed-0", "baseline/seed-1"]
-    assert len(trainer.calls) == 6
-    assert len(set(trainer.trained)) == 12
+    assert len(trainer.calls) == 7
+    assert len(set(trainer.trained)) == 14
     assert (queue.most, queue.waiting, queue.stopped) == (3, [], True)
 
 

@@ -30,11 +30,13 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if 
 Engine = Annotated[
     str,
     typer.Option(
-        help="together: this process, runs side by side. pool: --workers processes, each with one arm; on a GPU they "
-        "compile at the same time and take turns to train. ray: the same on a Ray cluster."
+        help="together: this process, runs side by side. pool: --workers processes, each with an arm or more; on a GPU "
+        "they compile at the same time and take turns to train. ray: the same on a Ray cluster."
     ),
 ]
-WorkerCount = Annotated[int, typer.Option(min=1, help="Arms at once, with --engine pool or ray.")]
+WorkerCount = Annotated[
+    int, typer.Option(min=1, help="Processes at once, with --engine pool or ray.")
+]
 EvaluateEvery = Annotated[
     int, typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last.")
 ]
@@ -88,8 +90,8 @@ def _add(experiment: Experiment) -> None:
             int | None,
             typer.Option(
                 min=1,
-                help="Runs side by side in one process, with --engine together. Default: "
-                f"{GPU_AT_ONCE} on a GPU, the seeds of one arm on a CPU.",
+                help="Runs side by side in one process. Default: the seeds of one arm; with --engine together on a GPU "
+                f"{GPU_AT_ONCE}.",
             ),
         ] = None,
     ) -> None:

@@ -204,17 +204,13 @@ def run_study(
     """Train what is not over yet, of all arms or ``only`` of some; returns what study.json has.
 
     ``data`` is the folder of the images, as of ``unflip.data.load``. Engines: ``together``, this process, ``at_once``
-    runs side by side (None: the seeds of one arm); ``pool``, so many ``workers`` processes, each with an arm; ``ray``,
-    the same on a Ray cluster. ``evaluate_every`` is as of ``train``. The table is written whenever
+    runs side by side (None: the seeds of one arm); ``pool``, so many ``workers`` processes, each with ``at_once`` runs;
+    ``ray``, the same on a Ray cluster. ``evaluate_every`` is as of ``train``. The table is written whenever
     there is news, and whatever ends the study.
     """
     known(engine, ENGINES, "engine")
     if at_once is not None and at_once < 1:
         raise ValueError(f"at-once={at_once} should be at least 1")
-    if at_once is not None and engine != "together":
-        raise ValueError(
-            f"at-once={at_once} is for --engine together; with {engine} each worker trains one arm's seeds: --workers"
-        )
     chosen = study.only(only) if only else study
     check_device(device)
     chosen.check_folders()
@@ -230,7 +226,7 @@ def run_study(
                 _in_this_process(chosen, data, device, at_once, evaluate_every, tell, quiet)
             else:
                 running = _workers(engine, chosen, workers)
-                _beside_each_other(chosen, data, device, evaluate_every, running, tell)
+                _beside_each_other(chosen, data, device, at_once, evaluate_every, running, tell)
         told = True
     finally:
         if not told and study.out.exists():
@@ -279,7 +275,7 @@ def _in_this_process(
     quiet: bool,
 ) -> None:
     images = load(study.arms[0].recipe.data.name, data)
-    while batch := next_batch(study, at_once):
+    while batch := next_batch(study.ready(), at_once):
         _say(study, ", ".join(f"{arm.name} ({_seeds(seeds)})" for arm, seeds in batch))
         jobs = [job for arm, seeds in batch for job in study.jobs(arm, seeds)]
         train_jobs(jobs, images, device, quiet=quiet, evaluate_every=evaluate_every)
@@ -287,9 +283,10 @@ def _in_this_process(
         _free_gpu()
 
 
-def next_batch(study: Study, at_once: int | None) -> list[tuple[Arm, list[int]]]:
+def next_batch(
+    ready: list[tuple[Arm, list[int]]], at_once: int | None
+) -> list[tuple[Arm, list[int]]]:
     """What to train next, side by side: the first arm that is ready, and others that fit beside it whole."""
-    ready = study.ready()
     if not ready or at_once is None:
         return ready[:1]
     (arm, seeds), *others = ready
@@ -330,28 +327,34 @@ def _beside_each_other(
     study: Study,
     data: Path | None,
     device: str | None,
+    at_once: int | None,
     evaluate_every: int,
     workers: Workers,
     tell: Callable[[], object],
 ) -> None:
-    """Each arm's seeds are a task, started when what the arm starts from is finished."""
+    """A task is an arm's seeds, or ``at_once`` runs of several arms, started when what they start from is finished."""
     on_gpu = device != "cpu" and torch.cuda.is_available()
     turn = study.out / ".gpu-turn" if on_gpu else None
-    running: set[str] = set()
+    running: dict[str, list[str]] = {}  # a task has the name of its first arm
+
+    def waiting() -> list[tuple[Arm, list[int]]]:
+        busy = [name for names in running.values() for name in names]
+        return [(arm, seeds) for arm, seeds in study.ready() if arm.name not in busy]
+
     try:
         while True:
-            for arm, seeds in study.ready():
-                if arm.name not in running and len(running) < workers.capacity:
+            while len(running) < workers.capacity and (batch := next_batch(waiting(), at_once)):
+                for arm, seeds in batch:
                     _say(study, f"{arm.name} ({_seeds(seeds)}) begins")
-                    jobs = tuple(study.jobs(arm, seeds))
-                    workers.start(Task(arm.name, jobs, data, device, turn, evaluate_every))
-                    running.add(arm.name)
+                names = [arm.name for arm, _ in batch]
+                jobs = tuple(job for arm, seeds in batch for job in study.jobs(arm, seeds))
+                workers.start(Task(names[0], jobs, data, device, turn, evaluate_every))
+                running[names[0]] = names
             if not running:
                 return
-            name = workers.wait()
-            running.discard(name)
+            done = running.pop(workers.wait())
             tell()
-            _say(study, f"{name} is done")
+            _say(study, f"{', '.join(done)} {'is' if len(done) == 1 else 'are'} done")
     finally:
         workers.stop()
 
