@@ -1,5 +1,6 @@
 """The report's data against the files it was made of, and what it refuses."""
 
+import gzip
 import json
 import math
 import re
@@ -224,6 +225,113 @@ def test_without_checkpoints_the_page_says_so_and_keeps_the_rest(study, tmp_path
     ]
 
 
+@pytest.fixture(scope="module")
+def kept(study, tmp_path_factory):
+    """The study after --keep-signs, and without its checkpoints; read only."""
+    whole = tmp_path_factory.mktemp("kept") / "study"
+    shutil.copytree(study, whole)
+    (whole / "digits-lns" / "seed-1" / "result.json").unlink()  # not finished: nothing is kept
+    report_data([whole], keep_signs=True)
+    (whole / "digits-lns" / "seed-1" / "result.json").write_bytes(
+        (study / "digits-lns" / "seed-1" / "result.json").read_bytes()
+    )
+    for path in whole.rglob("checkpoint-*"):
+        path.unlink()
+    return whole
+
+
+def test_kept_signs_stand_in_for_the_checkpoints(kept, study_data):
+    files = sorted(str(path.relative_to(kept)) for path in kept.rglob("signs.json.gz"))
+    assert files == [f"digits-{name}/seed-0/signs.json.gz" for name in ("finetune", "lns")]
+    [section], [given] = report_data([kept])["sections"], study_data["sections"]
+    finetune, lns = section["signs"]
+    assert finetune == given["signs"][0]
+    assert lns["seeds"] == given["signs"][1]["seeds"][:1]
+    assert lns["kernels"] == given["signs"][1]["kernels"]
+    assert lns["notes"] == [
+        "Seed 1: digits-dorefa has no checkpoint there, only its metrics were kept."
+    ]
+    assert section["arms"] == given["arms"]
+
+
+def test_a_report_keeps_nothing_unasked(study):
+    report_data([study])
+    assert list(study.rglob("signs.json.gz")) == []
+
+
+def test_the_same_run_keeps_the_same_bytes_however_often(study, kept, tmp_path):
+    shutil.copytree(study, tmp_path / "again")
+    report_data([tmp_path / "again"], keep_signs=True)
+    name = "digits-lns/seed-0/signs.json.gz"
+    assert (tmp_path / "again" / name).read_bytes() == (kept / name).read_bytes()
+
+
+def test_fewer_filters_than_were_kept(study, kept):
+    for count in (0, 1, 3):
+        whole, left = (
+            report_data([x], filters=count)["sections"][0]["signs"][1] for x in (study, kept)
+        )
+        assert left["kernels"] == whole["kernels"]
+    more = report_data([kept], filters=99)["sections"][0]["signs"][1]["kernels"]
+    assert more["filters"] == 8  # what is said is what is there
+    assert max(len(layer["filters"]) for layer in more["layers"]) == 8
+
+
+def test_a_checkpoint_is_preferred_to_what_was_kept(study, kept, tmp_path, study_data):
+    shutil.copytree(study, tmp_path / "study")
+    stale = tmp_path / "study" / "digits-lns" / "seed-0" / "signs.json.gz"
+    stale.write_bytes(b"not even gzip")
+    assert report_data([tmp_path / "study"])["sections"][0] == study_data["sections"][0]
+
+
+def rewritten(path, change):
+    saved = json.loads(gzip.decompress(path.read_bytes()))
+    change(saved)
+    path.write_bytes(gzip.compress(json.dumps(saved).encode()))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda s: s.update(format=2), "format"),
+        (lambda s: s.pop("layers"), "layers: Field required"),
+        (lambda s: s["layers"][0].update(changed="<b>"), "layers.0.changed"),
+        (lambda s: s["layers"][0].update(weights=0), "layers.0.weights"),
+        (lambda s: s["kernels"][0]["filters"][0]["w"].pop(), "should have"),
+        (lambda s: s["kernels"][0]["filters"][0].update(after="+?"), "after"),
+        (lambda s: s["kernels"][0]["filters"][0]["f"].__setitem__(0, math.nan), "finite"),
+        (lambda s: s["kernels"][0].update(extra=1), "kernels.0.extra"),
+    ],
+)
+def test_kept_signs_that_are_broken_are_refused_by_name(kept, tmp_path, change, named):
+    shutil.copytree(kept, tmp_path / "study")
+    path = tmp_path / "study" / "digits-lns" / "seed-0" / "signs.json.gz"
+    rewritten(path, change)
+    message = refused(tmp_path / "study")
+    assert message.startswith(f"{path} is not what 'unflip report --keep-signs' writes")
+    assert named in message
+
+
+@pytest.mark.parametrize("cut", [0, 5, 200, -4])
+def test_kept_signs_that_are_cut_are_refused_by_name(kept, tmp_path, cut):
+    shutil.copytree(kept, tmp_path / "study")
+    path = tmp_path / "study" / "digits-lns" / "seed-0" / "signs.json.gz"
+    path.write_bytes(path.read_bytes()[:cut])
+    assert refused(tmp_path / "study").startswith(str(path))
+    path.write_bytes(b"not gzip")
+    assert refused(tmp_path / "study").startswith(f"{path} cannot be read")
+
+
+def test_kept_signs_of_another_run_or_baseline_are_refused(kept, tmp_path):
+    shutil.copytree(kept, tmp_path / "study")
+    lns, finetune = (tmp_path / "study" / f"digits-{x}" / "seed-0" for x in ("lns", "finetune"))
+    message = refused(lns, baseline=finetune)
+    assert message.startswith(f"{lns / 'signs.json.gz'} was made of another baseline than")
+    shutil.copy(finetune / "signs.json.gz", lns)
+    message = refused(tmp_path / "study")
+    assert message.startswith(f"{lns / 'signs.json.gz'} was made of another run than {lns}")
+
+
 def test_a_damaged_checkpoint_is_a_note(study, tmp_path):
     broken = tmp_path / "study"
     shutil.copytree(study, broken)
@@ -354,6 +462,10 @@ def test_the_command(unflip, study, tmp_path):
     assert done.code == 0, done.err
     assert str(out) in done.out
     assert '"title":"Mine"' in out.read_text()
+    shutil.copytree(study, tmp_path / "mine")
+    done = unflip("report", tmp_path / "mine", "-o", out, "--keep-signs")
+    assert done.code == 0, done.err
+    assert str(tmp_path / "mine" / "digits-lns" / "seed-0" / "signs.json.gz") in done.out
     failed = unflip("report", tmp_path, "-o", out)
     assert failed.code == 1
     assert failed.err.startswith(f"unflip: {tmp_path} is neither")

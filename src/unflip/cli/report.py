@@ -27,10 +27,24 @@ def report(
     ] = 8,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     date: Annotated[str | None, typer.Option(help="Shown as the page's date.")] = None,
+    keep_signs: Annotated[
+        bool,
+        typer.Option(
+            "--keep-signs",
+            help="Keep the changed signs in each run's folder, for reports without its checkpoints.",
+        ),
+    ] = False,
 ) -> None:
     """Write tables, curves and changed signs of studies and runs as one HTML file that opens offline."""
     from unflip.report import report_data, write_report
 
-    data = report_data(sources, baseline=baseline, filters=filters, title=title, date=date)
+    data = report_data(
+        sources,
+        baseline=baseline,
+        filters=filters,
+        title=title,
+        date=date,
+        keep_signs=keep_signs,
+    )
     size = write_report(data, out)
     print(f"{out}, {size / 1e6:.2f} MB")

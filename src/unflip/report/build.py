@@ -32,18 +32,20 @@ def report_data(
     filters: int = 8,
     title: str | None = None,
     date: str | None = None,
+    keep_signs: bool = False,
 ) -> dict[str, Any]:
     """The page's data: a section for each study, and one for the runs of each data set.
 
     ``baseline`` is the run that single runs are compared with; without it, the folder beside a run that is
     called what its recipe starts from, which is where ``unflip train`` puts it. ``filters`` of each layer are
-    shown weight by weight. ``date`` is shown as it is.
+    shown weight by weight. ``date`` is shown as it is. ``keep_signs`` writes what was found of changed signs into
+    the folder of each finished run that has its checkpoint, for reports without it.
     """
     if not sources:
         raise ReportError("no folder given: a report is made of at least one run or study")
     if baseline is not None and not run_folders(baseline):
         raise ReportError(f"baseline {baseline} is not a run: no recipe.json and no seed-N folder")
-    comparison = Comparison(filters)
+    comparison = Comparison(filters, keep_signs)
     singles: list[_Single] = []
     sections = []
     for source in sources:

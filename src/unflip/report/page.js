@@ -600,7 +600,7 @@ class Signs {
     const here = `${this.place}.kernels`, place = `${here}.layers.${this.layer}`;
     const some = layer.filters[k].channels.length < layer.channels_in_filter;
     const count = el("p", { class: "meta" }, "Seed ", num(`${here}.seed`, "int"), ". ",
-      layer.filters.length < layer.filters_in_layer ? ["Shown are the ", num("filters", "int"), " of ", num(`${place}.filters_in_layer`, "int"), " filters with most changed signs"] : ["All ", num(`${place}.filters_in_layer`, "int"), " filters are here"],
+      layer.filters.length < layer.filters_in_layer ? ["Shown are the ", num(`${here}.filters`, "int"), " of ", num(`${place}.filters_in_layer`, "int"), " filters with most changed signs"] : ["All ", num(`${place}.filters_in_layer`, "int"), " filters are here"],
       some ? [", of each the ", num("channels", "int"), " of ", num(`${place}.channels_in_filter`, "int"), " channels with most"] : [", with all their channels"],
       ". Signs of this filter that differ from the baseline’s: ", num(`${place}.filters.${k}.changed`, "int"), "; from sign(W): ", num(`${place}.filters.${k}.off_sign`, "int"), ".");
     this.viewer.replaceChildren(this.kernel.node, count);

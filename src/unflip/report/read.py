@@ -108,7 +108,7 @@ def read_study(folder: Path) -> Study:
     try:
         study = Study.model_validate(read_json(path))
     except ValidationError as error:
-        raise ReportError(f"{path} is not a study's summary: {_explain(error)}") from None
+        raise ReportError(f"{path} is not a study's summary: {explain(error)}") from None
     names = [arm.name for arm in study.arms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -119,7 +119,7 @@ def read_study(folder: Path) -> Study:
     return study
 
 
-def _explain(error: ValidationError, most: int = 3) -> str:
+def explain(error: ValidationError, most: int = 3) -> str:
     problems = error.errors()
     shown = [f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems[:most]]
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []

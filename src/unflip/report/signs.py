@@ -1,6 +1,7 @@
 """Which signs a run changed since its baseline: layer by layer, and weight by weight for a few filters.
 
-Both networks are built from their checkpoints alone; the images they were trained on are not needed.
+Both networks are built from their checkpoints alone; the images they were trained on are not needed. Where a
+checkpoint is gone, what was kept of the comparison is shown (``kept.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from unflip.binarize import flips_by_layer, signs
 from unflip.data import ImageSet
 from unflip.layers import BinaryLayer, binary_layers, inside_binarizer
 from unflip.methods.lns import MappedSign
+from unflip.report import kept as kept_signs
 from unflip.report.curves import rounded
 from unflip.report.read import SEED_FOLDER
 from unflip.ste import sign
@@ -83,10 +85,14 @@ def _images_like(recipe: Recipe, state: dict[str, Tensor]) -> ImageSet:
 
 
 class Comparison:
-    """Runs against their baselines; a baseline that several arms share is read once."""
+    """Runs against their baselines; a baseline that several arms share is read once.
 
-    def __init__(self, filters: int) -> None:
+    ``keep``: what is found of a finished run is written beside it, for a report without its checkpoints.
+    """
+
+    def __init__(self, filters: int, keep: bool = False) -> None:
         self.filters = filters
+        self.keep = keep
         self.baselines: dict[Path, dict[str, Tensor]] = {}
 
     def arm(self, pairs: list[tuple[int, Path, Path | None]]) -> dict[str, Any]:
@@ -96,19 +102,44 @@ class Comparison:
         kernels = None
         for seed, folder, baseline in pairs:
             try:
-                before, network = self._before(baseline), load_network(folder)
-                seeds.append(_seed(seed, before, network))
+                counts, layers = self._compared(seed, folder, baseline)
             except NoWeights as problem:
                 problems.setdefault(str(problem), []).append(seed)
                 continue
+            seeds.append(counts)
             if kernels is None and self.filters > 0:
-                kernels = {"seed": seed, "layers": self._kernels(before, network.model)}
+                most = max((len(layer["filters"]) for layer in layers), default=0)
+                kernels = {"seed": seed, "filters": most, "layers": layers}
         notes = [f"{seed_list(which)}: {problem}." for problem, which in problems.items()]
         return {"seeds": seeds, "kernels": kernels, "notes": notes}
 
-    def _before(self, folder: Path | None) -> dict[str, Tensor]:
-        if folder is None:
+    def _compared(
+        self, seed: int, folder: Path, baseline: Path | None
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What changed in each layer, and its filters weight by weight."""
+        if baseline is None:
             raise NoWeights("its baseline has no run of that seed")
+        checkpointed = all(checkpoints.available(where) for where in (folder, baseline))
+        if not checkpointed and (folder / kept_signs.NAME).exists():
+            return self._kept(seed, folder, baseline)
+        before, network = self._before(baseline), load_network(folder)
+        counts, layers = _seed(seed, before, network), self._kernels(before, network.model)
+        if self.keep and (folder / "result.json").exists():
+            path = kept_signs.keep(folder, baseline, counts, layers)
+            print(f"{path}, {path.stat().st_size / 1e3:.0f} kB")
+        return counts, layers
+
+    def _kept(
+        self, seed: int, folder: Path, baseline: Path
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        kept = kept_signs.read_kept(folder, baseline)
+        flips = {layer.name: (layer.changed, layer.weights) for layer in kept.layers}
+        layers = [layer.model_dump() for layer in kept.kernels] if self.filters > 0 else []
+        for layer in layers:
+            layer["filters"] = _most_changed(layer["filters"], self.filters)
+        return _counts(seed, kept.epoch, flips), layers
+
+    def _before(self, folder: Path) -> dict[str, Tensor]:
         if folder not in self.baselines:
             self.baselines[folder] = signs(load_network(folder).model)
         return self.baselines[folder]
@@ -116,10 +147,16 @@ class Comparison:
     @torch.no_grad()
     def _kernels(self, before: dict[str, Tensor], model: nn.Module) -> list[dict[str, Any]]:
         found = []
-        for name, layer in binary_layers(model):
+        for name, layer in binary_layers(model) if self.filters > 0 else ():
             if len(before[name]) == 1:  # a weight of several signs has no picture
                 found.append(_layer_kernels(name, layer, before[name][0], self.filters))
         return found
+
+
+def _most_changed(filters: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """As :func:`_layer_kernels` chooses them; no more were kept than it was asked for then."""
+    chosen = sorted(filters, key=lambda one: (-one["changed"], one["index"]))[:most]
+    return sorted(chosen, key=lambda one: one["index"])
 
 
 def seed_list(seeds: list[int]) -> str:
@@ -133,11 +170,15 @@ def _seed(seed: int, before: dict[str, Tensor], network: Network) -> dict[str, A
         flips = flips_by_layer(before, after)
     except ValueError as error:
         raise NoWeights(f"the baseline is another network: {error}") from error
+    return _counts(seed, network.epoch, flips)
+
+
+def _counts(seed: int, epoch: int, flips: dict[str, tuple[int, int]]) -> dict[str, Any]:
     layers = [
         {"name": name, **_share(changed, weights)} for name, (changed, weights) in flips.items()
     ]
     total = _share(sum(c for c, _ in flips.values()), sum(w for _, w in flips.values()))
-    return {"seed": seed, "epoch": network.epoch, **total, "layers": layers}
+    return {"seed": seed, "epoch": epoch, **total, "layers": layers}
 
 
 def _share(changed: int, weights: int) -> dict[str, Any]:
