@@ -186,7 +186,7 @@ def choose(page, name, index):
 
 
 def test_pickers_change_the_filter_that_is_shown(desk, report):
-    entry = report[1]["sections"][0]["signs"][1]  # LNS comes first: it has f
+    entry = report[1]["sections"][0]["signs"][1]  # LNS is shown first: it has f
     arm = desk.js("document.querySelector('select[name=arm]').selectedOptions[0].textContent")
     assert arm == report[1]["sections"][0]["arms"][2]["label"]
     pictures = set()
@@ -214,6 +214,26 @@ def test_pickers_change_the_filter_that_is_shown(desk, report):
     choose(desk, "arm", 0)  # fine-tuning has no f
     assert desk.js("document.querySelectorAll('.panels figure').length") == 4
     check(report[1], shown_numbers(desk))
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [(["finetune", "mapping", "lns", "residual"], 2), (["finetune", "first", "second"], 2)],
+)
+def test_the_picker_opens_on_lns_or_the_last_arm_with_a_mapping(
+    page, report, tmp_path, names, chosen
+):
+    data = json.loads(json.dumps(report[1]))
+    [section] = data["sections"]
+    plain, mapped = section["signs"]
+    arm = section["arms"][2]
+    section["arms"] = [{**arm, "name": name, "label": f"arm {name}"} for name in names]
+    section["signs"] = [{**(mapped if i else plain), "arm": i} for i in range(len(names))]
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    shown = page.js("document.querySelector('select[name=arm]').selectedOptions[0].textContent")
+    assert shown == f"arm {names[chosen]}"
+    assert page.js("document.querySelectorAll('.panels figure').length") == 5
 
 
 def test_a_layers_name_chooses_it(desk):

@@ -535,8 +535,7 @@ class Signs {
     this.layers = el("div");
     this.viewer = el("div", { class: "viewer" });
     this.total = el("p", { class: "total" });
-    const mapped = usable.findIndex(({ entry }) => entry.kernels && entry.kernels.layers.some((each) => each.filters.some((one) => one.f)));
-    setOptions(arm, usable.map(({ entry }, i) => [i, section.arms[entry.arm].label]), Math.max(0, mapped));
+    setOptions(arm, usable.map(({ entry }, i) => [i, section.arms[entry.arm].label]), this.opening());
     arm.addEventListener("change", () => this.showArm());
     seed.addEventListener("change", () => this.showSeed());
     layer.addEventListener("change", () => this.showLayer(+layer.value));
@@ -545,6 +544,12 @@ class Signs {
     this.node = el("div", null, el("div", { class: "controls" }, armLabel, seedLabel), this.total,
       el("div", { class: "signs" }, this.layers, el("div", null, this.kernelControls, this.viewer)));
     this.showArm();
+  }
+  // The paper's picture is of LNS; where no arm is called so, the last one with f: studies add a part in each arm.
+  opening() {
+    const mapped = ({ entry }) => entry.kernels && entry.kernels.layers.some((layer) => layer.filters.some((one) => one.f));
+    const named = this.usable.findIndex((one) => mapped(one) && this.section.arms[one.entry.arm].name === "lns");
+    return Math.max(0, named >= 0 ? named : this.usable.findLastIndex(mapped));
   }
   get entry() { return this.usable[+this.pick.arm.value].entry; }
   get place() { return `${this.base}.signs.${this.usable[+this.pick.arm.value].k}`; }
