@@ -61,6 +61,46 @@ def test_a_study_keeps_its_figures(study, study_data):
     assert section["arms"][0]["runs"][0]["torch"] == torch.__version__
 
 
+def with_tests(study, folder, reference=None, **more):
+    """The study with a test of each two of its arms; Welch's are not paired and have no ``n``."""
+    shutil.copytree(study, folder, ignore=shutil.ignore_patterns("checkpoint-*"))
+    saved = json.loads((folder / "study.json").read_text())
+    names = [arm["name"] for arm in saved["arms"]]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    numbers = {"t": 2.5, "df": 3.0, "p": 0.04}
+    tests = [{"a": a, "b": b, "difference": 1.5, **numbers} for a, b in pairs]
+    saved.update(tests=tests, reference=reference, **more)
+    (folder / "study.json").write_text(json.dumps(saved))
+    return folder
+
+
+def test_tests_with_the_reference_say_what_the_others_have_more_than_it(study, tmp_path):
+    folder = with_tests(study, tmp_path / "study", "digits-finetune")
+    [section] = report_data([folder])["sections"]
+    assert section["reference"] == "fine-tuning"
+    found = [test for test in section["tests"] if test["with_reference"]]
+    assert len(found) == 6
+    assert {test["b"] for test in found} == {"fine-tuning"}
+    # The first was baseline against fine-tuning, the others fine-tuning against something.
+    assert [test["difference"] for test in found] == [1.5] + 5 * [-1.5]
+    assert [test["t"] for test in found] == [2.5] + 5 * [-2.5]
+    assert {(test["p"], test["df"]) for test in section["tests"]} == {(0.04, 3.0)}
+    others = [test for test in section["tests"] if not test["with_reference"]]
+    assert len(others) == 15
+    assert {test["difference"] for test in others} == {1.5}
+
+
+def test_the_reference_of_an_experiment_is_known(study, tmp_path):
+    folder = with_tests(study, tmp_path / "study")
+    saved = json.loads((folder / "study.json").read_text())
+    del saved["reference"]
+    saved["arms"][1]["name"] = "finetune-0.01"  # the ablation's
+    (folder / "study.json").write_text(json.dumps(saved))
+    assert report_data([folder])["sections"][0]["reference"] == "fine-tuning"
+    (folder / "study.json").write_text(json.dumps({**saved, "study": "mine"}))
+    assert report_data([folder])["sections"][0]["reference"] is None
+
+
 def test_curves_are_mean_and_std_of_the_metrics(study, study_data):
     arm = study_data["sections"][0]["arms"][0]
     seeds = [lines(study / "digits-dorefa" / f"seed-{n}") for n in (0, 1)]

@@ -98,6 +98,63 @@ def test_tables_have_every_figure_of_the_study(desk, report):
     assert recipes == [arm["yaml"] for arm in section["arms"]]
 
 
+def open_and_folded(page, key="tests"):
+    """How many tests are in the open, and how many are folded."""
+    everything = page.js(
+        f"[...document.querySelectorAll('[data-tests={key}] tbody tr')].map(r => !!r.closest('details'))"
+    )
+    return everything.count(False), everything.count(True)
+
+
+def with_pairs(data, count, referring, **more):
+    """``count`` tests, of which the first ``referring`` are with the reference."""
+    data = json.loads(json.dumps(data))
+    [section] = data["sections"]
+    section["reference"] = "fine-tuning" if referring else None
+    one = {**section["tests"][0], **more}
+    section["tests"] = [{**one, "with_reference": i < referring} for i in range(count)]
+    return data, section
+
+
+def test_tests_without_the_reference_are_folded(page, report, tmp_path):
+    path = tmp_path / "report.html"
+    for count, referring, expected in (
+        (12, 3, (3, 9)),
+        (3, 3, (3, 0)),
+        (231, 0, (0, 231)),  # nothing to put first
+        (10, 0, (10, 0)),  # few enough to read
+    ):
+        data, _ = with_pairs(report[1], count, referring)
+        write_report(data, path)
+        page.open(path, *PHONE)
+        assert open_and_folded(page) == expected
+        check(data, shown_numbers(page))
+        page.js("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        assert page.js("document.documentElement.scrollWidth") == 390
+    assert page.problems == []
+
+
+def test_paired_tests_and_holms_correction_are_shown_where_there_are_any(page, report, tmp_path):
+    heads = "[...document.querySelectorAll('[data-tests={}] thead th')].map(t => t.textContent)"
+    page.open(report[0], *DESK)
+    assert page.js(heads.format("tests")) == ["arms", "difference", "t", "df", "p"]
+    assert open_and_folded(page, "paired") == (0, 0)
+    assert "Holm" not in page.js("document.body.textContent.split('\"use strict\"')[0]")
+    data, section = with_pairs(report[1], 4, 2, holm=0.0123)
+    section["paired"] = [{**test, "n": 5, "t": 1.25} for test in section["tests"]]
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    assert open_and_folded(page, "paired") == (2, 2)
+    titles = page.js("[...document.querySelectorAll('h3')].map(h => h.textContent)")
+    assert "Paired t-tests" in titles
+    columns = page.js(heads.format("paired"))[:7]
+    assert columns == ["arms", "n", "difference", "t", "df", "p", "p, Holm"]
+    numbers = shown_numbers(page)
+    check(data, numbers)
+    places = {place for _, place, _ in numbers}
+    assert {f"sections.0.paired.0.{f}" for f in ("n", "difference", "t", "p", "holm")} <= places
+
+
 def test_a_label_is_text(desk, report):
     assert desk.js("document.querySelectorAll('main img, main b b').length") == 0
     label = report[1]["sections"][0]["arms"][2]["label"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from unflip.report.read import (
     Run,
     Study,
     StudyArm,
+    TTest,
     is_study,
     read_run,
     read_study,
@@ -21,6 +22,7 @@ from unflip.report.read import (
     run_folders,
 )
 from unflip.report.signs import CHANNELS, Comparison, seed_list
+from unflip.study.paper import EXPERIMENTS
 
 FORMAT = 1
 
@@ -81,11 +83,8 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
         ]
         found = comparison.arm(pairs)
         changed.append({"arm": numbers[arm.name], "baseline": base.label, **found})
-    tests = [test.model_dump() for test in study.tests]
-    for test in tests:  # arms by their labels, as everywhere on the page
-        test["a"], test["b"] = (
-            by_name[test[k]].label if test[k] in by_name else test[k] for k in "ab"
-        )
+    reference = _reference(study, by_name)
+    labels = {arm.name: arm.label for arm in study.arms}  # as everywhere on the page
     return {
         "kind": "study",
         "study": study.study,
@@ -96,9 +95,29 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
         "epochs_note": study.epochs_note,
         "seeds": study.seeds,
         "arms": [_study_arm(folder, arm, by_name) for arm in study.arms],
-        "tests": tests,
+        "reference": labels.get(reference or ""),
+        "tests": [_test(test, reference, labels) for test in study.tests],
+        "paired": [_test(test, reference, labels) for test in study.paired],
         "signs": changed,
     }
+
+
+def _reference(study: Study, arms: Collection[str]) -> str | None:
+    """The arm that the others are compared with: the summary's, or its experiment's where it does not say."""
+    known = EXPERIMENTS.get(study.study)
+    name = study.reference or (known.reference if known else None)
+    return name if name in arms else None
+
+
+def _test(test: TTest, reference: str | None, labels: dict[str, str]) -> dict[str, Any]:
+    """Arms by their labels; the reference is what the other is compared *with*, so it comes second."""
+    found = test.model_dump()
+    if test.a == reference:
+        found.update(a=test.b, b=test.a)
+        found.update({k: None if found[k] is None else -found[k] for k in ("difference", "t")})
+    found["with_reference"] = reference is not None and found["b"] == reference
+    found.update({k: labels.get(found[k], found[k]) for k in "ab"})
+    return found
 
 
 def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dict[str, Any]:
@@ -204,7 +223,9 @@ def _run_section(
         "epochs_note": "",
         "seeds": sorted({run.seed for single in singles for run in single.runs}),
         "arms": [_run_arm(s, twice=names.count(s.recipe["name"]) > 1) for s in singles],
+        "reference": None,
         "tests": [],
+        "paired": [],
         "signs": changed,
     }
 

@@ -4,6 +4,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = 7;
+const FEW_TESTS = 10;
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
 const CURVES = [
   { key: "loss", title: "Training loss", unit: "", log: false, digits: "sig4" },
@@ -154,17 +155,24 @@ function strip(arm, index, [low, high]) {
   if (arm.paper) marks.push(svg("svg", { x: x(arm.paper.mean), overflow: "visible" }, svg("path", { d: "M0 6l5 6l-5 6l-5-6z", style: "fill:var(--paper);stroke:var(--ink);stroke-width:1.3" })));
   return svg("svg", { class: "strip", "aria-hidden": "true" }, marks);
 }
-function testsTable(section, base) {
-  if (!section.tests.length) return [];
-  const rows = section.tests.map((test, i) => {
-    const here = `${base}.tests.${i}`;
-    return el("tr", null, el("th", { scope: "row" }, test.a, el("span", { class: "quiet" }, " against "), test.b),
-      el("td", { class: "right" }, num(`${here}.difference`, "fixed2")), el("td", { class: "right" }, num(`${here}.t`, "fixed2")),
-      el("td", { class: "right" }, num(`${here}.df`, "fixed1")), el("td", { class: "right" }, num(`${here}.p`, "sig2")));
-  });
-  return [el("h3", null, "Welch’s t-tests"),
-    el("div", { class: "scroll wide" }, el("table", { class: "tests" }, headings("arms", "›difference", "›t", "›df", "›p"), el("tbody", null, rows))),
-    el("p", { class: "meta" }, "Difference of the means in points; p is two-sided, not corrected for the number of tests.")];
+// Comparisons with the study's reference are what it was run for; the other pairs, which may be hundreds, are folded.
+function testsPart(section, base, key, title, about) {
+  const tests = section[key].map((test, i) => ({ test, here: `${base}.${key}.${i}` }));
+  if (!tests.length) return [];
+  const few = section.reference === null && tests.length <= FEW_TESTS;
+  const open = tests.filter(({ test }) => few || test.with_reference), folded = tests.filter((one) => !open.includes(one));
+  const corrected = tests.some(({ test }) => test.holm !== null);
+  return [el("h3", null, title), el("div", { class: "wide", "data-tests": key }, open.length ? testsTable(open) : null,
+    folded.length ? el("details", null, el("summary", null, section.reference === null ? "All pairs" : "Other pairs"), el("div", null, testsTable(folded))) : null),
+    el("p", { class: "meta" }, `${about} p is two-sided, not corrected for the number of tests`, corrected ? `; by Holm: corrected for the comparisons with ${section.reference ?? "the reference"}.` : ".")];
+}
+function testsTable(tests) {
+  const some = (field) => tests.some(({ test }) => test[field] !== null);
+  const columns = [["n", "n", "int"], ["difference", "difference", "fixed2"], ["t", "t", "fixed2"], ["df", "df", "fixed1"], ["p", "p", "sig2"], ["holm", "p, Holm", "sig2"]]
+    .filter(([field]) => !["n", "holm"].includes(field) || some(field));
+  const rows = tests.map(({ test, here }) => el("tr", null, el("th", { scope: "row" }, test.a, el("span", { class: "quiet" }, " against "), test.b),
+    columns.map(([field, , as]) => el("td", { class: "right" }, num(`${here}.${field}`, as)))));
+  return el("div", { class: "scroll" }, el("table", { class: "tests" }, headings("arms", ...columns.map(([, name]) => `›${name}`)), el("tbody", null, rows)));
 }
 function runsTable(arm, base) {
   const rows = arm.runs.map((run, i) => {
@@ -712,7 +720,9 @@ function sectionNode(section, i) {
   return el("section", { id: `section-${i}` }, alone ? null : el("h2", null, section.title), el("p", { class: "meta" }, meta.filter(Boolean).join(" · ")),
     el("h3", null, "Results"), resultsTable(section, base),
     el("p", { class: "meta" }, "n: seeds that were trained to the end; std: of the sample. A dot is a seed, the bar mean ± std" + (section.arms.some((arm) => arm.paper) ? ", the diamond the paper’s figure." : ".")),
-    ...sweepPart(section, base), ...testsTable(section, base), ...curvesPart(section, base), ...signsPart(section, base),
+    ...sweepPart(section, base), ...testsPart(section, base, "tests", "Welch’s t-tests", "Difference of the means in points;"),
+    ...testsPart(section, base, "paired", "Paired t-tests", "Runs of the same seed are pairs, n of them; the difference is their mean, in points;"),
+    ...curvesPart(section, base), ...signsPart(section, base),
     el("h3", null, "Runs and recipes"), ...reproduce(section, base));
 }
 function page() {

@@ -65,15 +65,18 @@ class StudyArm(_Part):
     best: Maybe = None
 
 
-class WelchTest(_Part):
-    """Welch's t-test of two arms; no t where there are too few seeds."""
+class TTest(_Part):
+    """A t-test of two arms; no t where there are too few seeds. ``n`` pairs, where it is of pairs; ``holm`` is p
+    corrected for the comparisons with the reference."""
 
     a: str
     b: str
+    n: int | None = None
     difference: Maybe = None
     t: Maybe = None
     df: Maybe = None
     p: Maybe = None
+    holm: Maybe = None
 
 
 class Study(_Part):
@@ -87,7 +90,9 @@ class Study(_Part):
     epochs_note: str = ""
     seeds: list[int]
     arms: list[StudyArm]
-    tests: list[WelchTest] = []
+    reference: str | None = None
+    tests: list[TTest] = []  # Welch's
+    paired: list[TTest] = []  # of runs with the same seed
 
 
 @dataclass(frozen=True)
