@@ -181,7 +181,8 @@ def test_pointing_at_a_curve_shows_every_arms_values(desk, report, curve):
     found = {place for _, place, _ in numbers}
     for i, arm in enumerate(report[1]["sections"][0]["arms"]):
         reached = len(arm["curves"]["epochs"]) == 2  # fine-tuning has one epoch
-        assert (f"sections.0.arms.{i}.curves.{curve}.mean.1" in found) == reached
+        drawn = reached and arm["start"] is not None
+        assert (f"sections.0.arms.{i}.curves.{curve}.mean.1" in found) == drawn
     desk.move(left - 20, top - 20)
     assert desk.js(f"{tip}.hidden") is True
 
@@ -210,6 +211,7 @@ def test_arrow_keys_move_along_the_epochs(desk):
 
 def test_the_legend_hides_and_shows_lines(desk):
     lines = "[...document.querySelectorAll('[data-curve=loss] .line')].map(l => +l.dataset.arm)"
+    desk.js("document.querySelectorAll('.toggle[aria-pressed=false]').forEach(b => b.click())")
     everything = desk.js(lines)
     assert len(everything) == 7
     button = "document.querySelectorAll('.toggle')[1]"
@@ -221,6 +223,40 @@ def test_the_legend_hides_and_shows_lines(desk):
     desk.js("document.querySelectorAll('.toggle').forEach(b => b.click())")
     assert desk.js(lines) == []
     assert desk.problems == []
+
+
+def test_arms_that_start_from_the_baseline_are_drawn_without_it(page, report, tmp_path):
+    lines = "[...document.querySelectorAll('[data-curve=loss] .line')].map(l => +l.dataset.arm)"
+    pressed = "[...document.querySelectorAll('.toggle')].map(b => b.ariaPressed === 'true')"
+    page.open(report[0], *DESK)
+    assert page.js(lines) == [1, 2]
+    assert page.js(pressed) == [i in (1, 2) for i in range(7)]
+    assert "hidden at first" in page.js("document.querySelector('.charts + p').textContent")
+    page.click("document.querySelector('.toggle')")
+    assert page.js(lines) == [0, 1, 2]
+    data = json.loads(json.dumps(report[1]))
+    data["sections"][0]["arms"][1]["start"] = None  # one alone has only the baseline for company
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    assert len(page.js(lines)) == 7
+    assert "hidden at first" not in page.js("document.querySelector('.charts + p').textContent")
+
+
+def test_an_epoch_without_a_mean_is_passed_over(page, report, tmp_path):
+    data = json.loads(json.dumps(report[1]))
+    [section] = data["sections"]
+    section["signs"], section["arms"] = [], section["arms"][2:]  # those with a second epoch
+    for arm in section["arms"]:
+        for key in ("mean", "std"):
+            arm["curves"]["accuracy"][key][0] = None
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    drawn = page.js("[...document.querySelectorAll('path, circle')].map(p => p.outerHTML).join()")
+    assert "NaN" not in drawn
+    left, top, _, height = page.place(CHART.format("accuracy"))
+    page.move(left + 50, top + height / 2)
+    assert shown_numbers(page, "document.querySelector('[data-curve=accuracy] .tip')") == []
+    assert page.problems == []
 
 
 def test_scales_and_ranges_can_be_changed(desk):

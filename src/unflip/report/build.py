@@ -122,14 +122,16 @@ def _test(test: TTest, reference: str | None, labels: dict[str, str]) -> dict[st
 
 def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dict[str, Any]:
     """The summary's figures as they are; curves, device and versions from the runs' folders."""
-    metrics, runs, missing = [], [], []
+    finished: list[list[dict[str, Any]]] = []
+    unfinished: list[list[dict[str, Any]]] = []
+    runs, missing = [], []
     for row in arm.runs:
         where = folder / arm.folder / f"seed-{row.seed}"
         run = read_run(where) if (where / "recipe.json").is_file() else None
         if run is None or not run.metrics:
             missing.append(row.seed)
         else:
-            metrics.append(run.metrics)
+            (unfinished if row.accuracy is None else finished).append(run.metrics)
         runs.append({**row.model_dump(), **_made_with(run.result if run else None)})
     return {
         "name": arm.name,
@@ -145,7 +147,7 @@ def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dic
         "std": arm.std,
         "best": arm.best,
         "runs": runs,
-        "curves": curves(metrics),
+        "curves": curves(finished, unfinished),
         "notes": [f"{arm.label}. {seed_list(missing)}: no metrics in {arm.folder}."]
         if missing
         else [],
@@ -249,7 +251,10 @@ def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
         "std": std,
         "best": max(accuracies, default=None),
         "runs": [_run_row(run) for run in single.runs],
-        "curves": curves([run.metrics for run in single.runs]),
+        "curves": curves(
+            [run.metrics for run in single.runs if run.result],
+            [run.metrics for run in single.runs if not run.result],
+        ),
         "notes": [],
     }
 

@@ -16,32 +16,31 @@ CURVES = {
 DIGITS = 6  # significant ones; a curve is drawn, not computed with
 
 
-def curves(runs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any] | None:
+def curves(
+    finished: Sequence[Sequence[dict[str, Any]]],
+    unfinished: Sequence[Sequence[dict[str, Any]]] = (),
+) -> dict[str, Any] | None:
     """``{"epochs": [...], "loss": {"mean": [...], "std": [...]}, ...}``; None where there is not one line.
 
-    A curve that no run has (a float network flips no signs) is left out. A null is an epoch without
-    a value; std is null where fewer than two seeds got that far.
+    Of the finished runs; of the others where none is. An epoch that was not measured in all of them is null: a mean
+    over other seeds than its neighbours' would step from one to the next. A curve that no epoch has (a float
+    network flips no signs) is left out; std is null for a single run.
     """
-    epochs = sorted({line["epoch"] for lines in runs for line in lines})
+    runs = [lines for lines in finished if lines] or [lines for lines in unfinished if lines]
+    by_run = [{line["epoch"]: line for line in lines} for lines in runs]
+    epochs = sorted(set.intersection(*map(set, by_run))) if runs else []
     if not epochs:
         return None
     found: dict[str, Any] = {"epochs": epochs}
-    lines_at = _by_epoch(runs, epochs)
     for name, (field, factor) in CURVES.items():
-        at = [_values(lines, field, factor) for lines in lines_at]
+        at = [_values([lines[epoch] for lines in by_run], field, factor) for epoch in epochs]
+        at = [values if len(values) == len(runs) else [] for values in at]
         if any(at):
             found[name] = {
                 "mean": [rounded(statistics.fmean(v)) if v else None for v in at],
                 "std": [rounded(statistics.stdev(v)) if len(v) > 1 else None for v in at],
             }
     return found
-
-
-def _by_epoch(
-    runs: Sequence[Sequence[dict[str, Any]]], epochs: Sequence[int]
-) -> list[list[dict[str, Any]]]:
-    by_run = [{line["epoch"]: line for line in lines} for lines in runs]
-    return [[lines[epoch] for lines in by_run if epoch in lines] for epoch in epochs]
 
 
 def _values(lines: Sequence[dict[str, Any]], field: str, factor: float) -> list[float]:

@@ -242,7 +242,8 @@ function curvesPart(section, base) {
   const has = section.arms.map((arm) => arm.curves !== null);
   const missing = section.arms.flatMap((arm) => arm.notes);
   if (!has.some(Boolean)) return [el("h3", null, "Curves"), el("p", { class: "note" }, "No run here has kept its metrics, so there is nothing to draw.")];
-  const state = { section, base, shown: has.slice(), epoch: null, active: null, late: false, charts: [] };
+  const compared = comparedArms(section), hidden = has.some((here, i) => here && !compared[i]);
+  const state = { section, base, shown: has.map((here, i) => here && compared[i]), epoch: null, active: null, late: false, charts: [] };
   state.charts = CURVES.filter((curve) => section.arms.some((arm) => arm.curves && arm.curves[curve.key])).map((curve) => new Chart(state, curve));
   const items = section.arms.map((arm, i) => has[i] ? el("li", null, legendButton(state, arm, i)) : null);
   const range = switcher("range of the vertical axis", [[false, "whole range"], [true, "final half"]], false, (late) => { state.late = late; redraw(state); });
@@ -250,11 +251,18 @@ function curvesPart(section, base) {
   return [el("h3", null, "Curves"), el("ul", { class: "legend", "aria-label": "lines shown" }, items, el("li", null, range)),
     el("div", { class: "charts" }, state.charts.map((chart) => chart.figure)),
     el("p", { class: "meta" }, (several ? "Mean over the seeds, with a band of ± one standard deviation. " : "") +
-      (section.signs.length ? "An arm that starts from another counts its own epochs. " : "") + "Point, tap or use the arrow keys for values."),
+      (section.arms.some((arm) => arm.start) ? "An arm that starts from another counts its own epochs. " : "") +
+      (hidden ? "Arms from scratch, whose epochs are others, are hidden at first. " : "") + "Point, tap or use the arrow keys for values."),
     missing.map((note) => el("p", { class: "note" }, note))];
 }
+// As a study's own figures: arms that start from a baseline are compared with each other; its curve, several times as
+// long and over another range, would press theirs together.
+function comparedArms(section) {
+  const started = section.arms.map((arm) => arm.start !== null && arm.curves !== null);
+  return started.filter(Boolean).length > 1 ? started : section.arms.map(() => true);
+}
 function legendButton(state, arm, i) {
-  const button = el("button", { type: "button", class: "toggle", "aria-pressed": "true", onclick: () => {
+  const button = el("button", { type: "button", class: "toggle", "aria-pressed": String(state.shown[i]), onclick: () => {
     state.shown[i] = !state.shown[i];
     button.setAttribute("aria-pressed", String(state.shown[i]));
     redraw(state);
