@@ -13,37 +13,67 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from unflip.study.paper import EXPERIMENTS
+
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
-STUDIES = (
-    "readings",
-    "ablation",
-    "sota",
-    "controls",
-    "beyond",
-)  # in this order, those that are there
+# Study -> the arms shown of it, in this order; None: all of them. A study whose folder is not there yet is left out.
+HEADLINE: dict[str, tuple[str, ...] | None] = {
+    "readings": ("baseline", "conv"),
+    "ablation": ("finetune-0.01", "finetune-0.001", "mapping", "lns"),
+    "sota": None,
+    "final": None,
+}
+LABELS = {"readings": "baseline, {}"}  # whose arms' labels say only how they differ
 
 
 def accuracy_table(folder: Path = HERE / "cifar10") -> str:
-    """Every arm of the studies on CIFAR-10 that has a finished run."""
-    lines = [
-        "| CIFAR-10, ResNet-20 | ours, % (seeds) | paper, % | command |",
-        "|---|---|---|---|",
-    ]
-    for name in STUDIES:
+    """The headline arms on CIFAR-10 that have a finished run; runs that two studies share are shown once."""
+    heads = ("CIFAR-10, ResNet-20", "n", "mean ± std, %", "paper, %", "difference (Welch's p)")
+    lines = [_line(*heads, "command"), "|---" * 6 + "|"]
+    seen: set[Path] = set()
+    for name, wanted in HEADLINE.items():
         path = folder / name / "study.json"
-        if path.exists():
-            study = json.loads(path.read_text())
-            lines += [_row(study, arm) for arm in study["arms"] if arm["mean"] is not None]
+        if not path.exists():
+            continue
+        study = json.loads(path.read_text())
+        for arm in _arms(study, wanted):
+            runs = (path.parent / arm["folder"]).resolve()
+            if arm["mean"] is not None and runs not in seen:
+                lines.append(_row(study, arm))
+            seen.add(runs)
     return "\n".join(lines)
 
 
+def _arms(study: dict[str, Any], wanted: Sequence[str] | None) -> list[dict[str, Any]]:
+    by_name = {arm["name"]: arm for arm in study["arms"]}
+    return [by_name[name] for name in (by_name if wanted is None else wanted)]
+
+
 def _row(study: dict[str, Any], arm: dict[str, Any]) -> str:
-    runs = [run for run in arm["runs"] if run["accuracy"] is not None]
-    where = "" if study["evaluated_on"] == "test" else f", {study['evaluated_on']}"
-    ours = f"{_mean(arm)} ({len(runs)}{where})"
+    n = sum(run["accuracy"] is not None for run in arm["runs"])
+    where = "" if study["evaluated_on"] == "test" else f" ({study['evaluated_on']} images)"
     paper = "" if arm["paper"] is None else _mean(arm["paper"])
-    return f"| {arm['label']} | {ours} | {paper} | `{arm['command']}` |"
+    label = LABELS.get(study["study"], "{}").format(arm["label"])
+    return _line(label + where, n, _mean(arm), paper, _against(study, arm), f"`{arm['command']}`")
+
+
+def _against(study: dict[str, Any], arm: dict[str, Any]) -> str:
+    """How much more an arm has than the one its study compares with, and Welch's p where there are seeds enough."""
+    known = EXPERIMENTS.get(study["study"])
+    name = study.get("reference") or (known.reference if known else None)
+    [reference] = [other for other in study["arms"] if other["name"] == name] or [None]
+    if reference is None or reference is arm or reference["mean"] is None:
+        return ""
+    pair = {arm["name"], name}
+    [p] = [test["p"] for test in study["tests"] if {test["a"], test["b"]} == pair] or [None]
+    shown = "" if p is None else f" ({p:.2g})"
+    difference = f"{arm['mean'] - reference['mean']:+.2f}".replace("-", "−")
+    return f"{difference}{shown} against {reference['label']}"
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _mean(values: dict[str, Any]) -> str:
