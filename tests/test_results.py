@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 import statistics
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+
+from unflip.report import render, report_data
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -31,17 +38,195 @@ def test_the_methods_table_is_that_of_its_study() -> None:
     assert [line for line in text.splitlines() if line in rows] == rows
 
 
+@pytest.fixture(scope="module")
+def headline() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("headline", RESULTS / "headline.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _study(folder: Path, arms: dict[str, tuple[str, float | None]], **more: Any) -> None:
+    """A summary of arms with two runs each: name -> (folder of the runs, mean)."""
+    written = [
+        {
+            "name": name,
+            "label": f"{folder.name} {name}",
+            "folder": runs,
+            "command": f"unflip study {folder.name} --only {name}",
+            "paper": None,
+            "runs": [{"seed": seed, "accuracy": mean} for seed in (0, 1)],
+            "mean": mean,
+            "std": None if mean is None else 0.25,
+        }
+        for name, (runs, mean) in arms.items()
+    ]
+    folder.mkdir()
+    study = {"study": folder.name, "evaluated_on": "test", "arms": written, "tests": [], **more}
+    (folder / "study.json").write_text(json.dumps(study))
+
+
+def test_the_headline_shows_each_run_once_and_compares_it_within_its_study(
+    headline: ModuleType, tmp_path: Path
+) -> None:
+    test = {"a": "lns", "b": "finetune-0.01", "p": 0.0123}
+    _study(tmp_path / "readings", {"baseline": ("old", 84.0), "conv": ("conv", 85.5)})
+    ablation = {name: (name, 85.0) for name in ("finetune-0.01", "finetune-0.001", "mapping")}
+    ablation["lns"] = ("lns", 84.25)
+    _study(
+        tmp_path / "ablation", {"baseline": ("../readings/conv", 85.5), **ablation}, tests=[test]
+    )
+    _study(
+        tmp_path / "sota",
+        {"baseline": ("../readings/conv", 85.5), "tbn": ("tbn", 86.0), "dsq": ("dsq", None)},
+    )
+    _study(tmp_path / "controls", {"slow": ("slow", 80.0)})
+    rows = [line.split(" | ") for line in headline.accuracy_table(tmp_path).splitlines()[2:]]
+    assert [row[0].removeprefix("| ") for row in rows] == [
+        "baseline, readings baseline",
+        "baseline, readings conv",
+        "ablation finetune-0.01",
+        "ablation finetune-0.001",
+        "ablation mapping",
+        "ablation lns",
+        "sota tbn",  # its baseline is above; dsq has no finished run; controls are no headline
+    ]
+    assert {row[1] for row in rows} == {"2"}
+    assert rows[-1][2] == "86.00 ± 0.25"
+    assert [row[4] for row in rows] == [
+        "",
+        "+1.50 against readings baseline",
+        "",
+        "+0.00 against ablation finetune-0.01",
+        "+0.00 against ablation finetune-0.01",
+        "−0.75 (0.012) against ablation finetune-0.01",
+        "+0.50 against sota baseline",
+    ]
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=str)
 def test_every_figure_of_a_study_is_that_of_its_runs(path: Path) -> None:
-    study = json.loads((RESULTS / path).read_text())
+    check_figures(RESULTS / path)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=str)
+def test_every_test_of_a_study_is_of_its_runs(path: Path) -> None:
+    check_tests(json.loads((RESULTS / path).read_text()))
+
+
+def check_figures(path: Path) -> None:
+    study = json.loads(path.read_text())
     for arm in study["arms"]:
-        folder = (RESULTS / path).parent / arm["folder"]
-        found = []
+        folder = path.parent / arm["folder"]
         for run in arm["runs"]:
-            result = json.loads((folder / f"seed-{run['seed']}" / "result.json").read_text())
-            metrics = (folder / f"seed-{run['seed']}" / "metrics.jsonl").read_text().splitlines()
-            assert result["accuracy"] == run["accuracy"] == json.loads(metrics[-1])["accuracy"]
-            assert len(metrics) == run["epochs"] == arm["recipe"]["epochs"]
-            found.append(run["accuracy"])
-        assert arm["mean"] == pytest.approx(statistics.fmean(found))
-        assert arm["std"] == (pytest.approx(statistics.stdev(found)) if len(found) > 1 else None)
+            check_run(folder / f"seed-{run['seed']}", run, arm["recipe"]["epochs"])
+        finished = [s for s in study["seeds"] if (folder / f"seed-{s}" / "result.json").exists()]
+        found = _accuracies(arm)
+        assert list(found) == finished  # no seed left out, none twice
+        values = list(found.values())
+        assert arm["mean"] == (pytest.approx(statistics.fmean(values)) if values else None)
+        assert arm["std"] == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
+        assert arm["best"] == max(values, default=None)
+
+
+def check_run(folder: Path, run: dict[str, Any], epochs: int) -> None:
+    if run["stopped"]:
+        assert run["accuracy"] is None
+        assert not (folder / "result.json").exists()
+        return
+    result = json.loads((folder / "result.json").read_text())
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert result["accuracy"] == run["accuracy"] == metrics[-1]["accuracy"]
+    assert len(metrics) == run["epochs"] == epochs
+    seen = [line["accuracy"] for line in metrics if line["accuracy"] is not None]
+    assert run["best_accuracy"] == max(seen)
+
+
+def _accuracies(arm: dict[str, Any]) -> dict[int, float]:
+    """Of the finished runs, by seed."""
+    return {r["seed"]: r["accuracy"] for r in arm["runs"] if r["accuracy"] is not None}
+
+
+def check_tests(study: dict[str, Any]) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    runs = {arm["name"]: _accuracies(arm) for arm in study["arms"]}
+    able = [name for name, found in runs.items() if len(found) > 1]
+    pairs = [frozenset(pair) for pair in combinations(able, 2)]
+    assert sorted(map(sorted, pairs)) == sorted(sorted((t["a"], t["b"])) for t in study["tests"])
+    for test in study["tests"]:
+        a, b = (list(runs[test[key]].values()) for key in "ab")
+        assert test["difference"] == pytest.approx(statistics.fmean(a) - statistics.fmean(b))
+        if test["p"] is not None:  # without any spread there is none
+            found = stats.ttest_ind(a, b, equal_var=False)
+            assert (test["t"], test["p"]) == pytest.approx((found.statistic, found.pvalue))
+    for test in study.get("paired", []):
+        a, b = runs[test["a"]], runs[test["b"]]
+        common = sorted(a.keys() & b.keys())
+        assert test["n"] == len(common)
+        if test["p"] is not None:
+            found = stats.ttest_rel([a[s] for s in common], [b[s] for s in common])
+            assert test["p"] == pytest.approx(found.pvalue)
+
+
+@pytest.fixture
+def ablation(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A copy of the ablation that a test may spoil, and its summary."""
+    shutil.copytree(RESULTS / "cifar10", tmp_path / "cifar10")
+    path = tmp_path / "cifar10" / "ablation" / "study.json"
+    return path, json.loads(path.read_text())
+
+
+def test_a_stopped_run_is_no_fault_of_the_figures(ablation: tuple[Path, dict[str, Any]]) -> None:
+    path, study = ablation
+    arm = study["arms"][-1]
+    arm["runs"][0].update(accuracy=None, stopped="the loss is not finite")
+    (path.parent / arm["folder"] / "seed-0" / "result.json").unlink()
+    values = list(_accuracies(arm).values())
+    arm.update(mean=statistics.fmean(values), std=statistics.stdev(values), best=max(values))
+    path.write_text(json.dumps(study))
+    check_figures(path)
+
+
+@pytest.mark.parametrize("field", ["mean", "std", "best"])
+def test_a_figure_that_is_not_of_the_runs_is_found(
+    ablation: tuple[Path, dict[str, Any]], field: str
+) -> None:
+    path, study = ablation
+    study["arms"][-1][field] += 0.01
+    path.write_text(json.dumps(study))
+    with pytest.raises(AssertionError):
+        check_figures(path)
+
+
+def test_a_seed_or_a_p_that_is_not_of_the_runs_is_found(
+    ablation: tuple[Path, dict[str, Any]],
+) -> None:
+    path, study = ablation
+    check_tests(study)
+    study["tests"][3]["p"] *= 1.01
+    with pytest.raises(AssertionError):
+        check_tests(study)
+    [*_, arm] = study["arms"]
+    best = max(arm["runs"], key=lambda run: run["accuracy"])
+    arm["runs"].remove(best)  # the others' mean is a fair figure, and not that of the runs
+    values = list(_accuracies(arm).values())
+    arm.update(mean=statistics.fmean(values), std=statistics.stdev(values), best=max(values))
+    path.write_text(json.dumps(study))
+    with pytest.raises(AssertionError):
+        check_figures(path)
+
+
+def test_the_page_is_what_the_results_give_now() -> None:
+    sources = [
+        RESULTS / "cifar10" / "readings",
+        RESULTS / "cifar10" / "ablation",
+        RESULTS / "methods",
+    ]
+    page = (RESULTS / "cifar10" / "report.html").read_text(encoding="utf-8")
+    command = f"unflip report {' '.join(str(s.relative_to(ROOT)) for s in sources)}"
+    command += " -o results/cifar10/report.html"
+    assert command in (RESULTS / "README.md").read_text()
+    same = render(report_data(sources)) == page  # pytest would look for the difference of megabytes
+    assert same, command
