@@ -137,7 +137,7 @@ def test_tests_without_the_reference_are_folded(page, report, tmp_path):
 def test_paired_tests_and_holms_correction_are_shown_where_there_are_any(page, report, tmp_path):
     heads = "[...document.querySelectorAll('[data-tests={}] thead th')].map(t => t.textContent)"
     page.open(report[0], *DESK)
-    assert page.js(heads.format("tests")) == ["arms", "difference", "t", "df", "p"]
+    assert page.js(heads.format("tests")) == ["arm", "difference", "t", "df", "p"]
     assert open_and_folded(page, "paired") == (0, 0)
     assert "Holm" not in page.js("document.body.textContent.split('\"use strict\"')[0]")
     data, section = with_pairs(report[1], 4, 2, holm=0.0123)
@@ -148,11 +148,42 @@ def test_paired_tests_and_holms_correction_are_shown_where_there_are_any(page, r
     titles = page.js("[...document.querySelectorAll('h3')].map(h => h.textContent)")
     assert "Paired t-tests" in titles
     columns = page.js(heads.format("paired"))[:7]
-    assert columns == ["arms", "n", "difference", "t", "df", "p", "p, Holm"]
+    arm = "arm against fine-tuning"  # said once, not in every row
+    assert columns == [arm, "difference", "n", "t", "df", "p", "p, Holm"]
+    rows = page.js("[...document.querySelectorAll('.tests tbody th')].map(t => t.textContent)")
+    assert [" against " in row for row in rows] == 2 * [False, False, True, True]
     numbers = shown_numbers(page)
     check(data, numbers)
     places = {place for _, place, _ in numbers}
     assert {f"sections.0.paired.0.{f}" for f in ("n", "difference", "t", "p", "holm")} <= places
+
+
+@pytest.mark.parametrize(
+    ("value", "style", "text"),
+    [
+        (5.8e-06, "sig2", "5.8e−6"),
+        (0.00042, "sig2", "0.00042"),
+        (0.0, "sig2", "0"),
+        (1.5, "signed2", "+1.50"),
+        (-1.5, "signed2", "−1.50"),
+        (0.0, "signed2", "0.00"),
+    ],
+)
+def test_how_a_number_is_written(desk, value, style, text):
+    assert desk.js(f"written({value}, '{style}')") == text
+
+
+def test_a_phone_has_room_for_a_tests_numbers(page, report, tmp_path):
+    data, _ = with_pairs(report[1], 3, 3, holm=2.3e-05, p=5.8e-06, t=-117.44, df=5.4, n=5)
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *PHONE)
+    boxes = page.js(
+        "[...document.querySelectorAll('.tests td, .tests thead th')].map(c => [c.scrollWidth, c.clientWidth])"
+    )
+    assert all(needed <= there for needed, there in boxes)
+    assert page.js(
+        "(t => t.scrollWidth <= t.clientWidth)(document.querySelector('.tests').parentNode)"
+    )
 
 
 def test_a_label_is_text(desk, report):

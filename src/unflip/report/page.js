@@ -36,14 +36,14 @@ function at(path) {
 function written(value, as) {
   const [, kind, digits] = /^([a-z]+)(\d*)$/.exec(as);
   if (kind === "int") return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
-  const text = kind === "fixed" ? value.toFixed(+digits) : shortest(value, +digits);
-  return text.replace(/-/g, "−");
+  const text = kind === "sig" ? shortest(value, +digits) : value.toFixed(+digits);
+  return (kind === "signed" && value > 0 ? "+" : "") + text.replace(/-/g, "−");
 }
 function shortest(value, digits) {
-  const text = value.toPrecision(digits);
+  const text = value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential(digits - 1) : value.toPrecision(digits);
   return text.includes("e") || !text.includes(".") ? text : text.replace(/\.?0+$/, "");
 }
-// A number of the data, by its place there. `as`: fixedN, sigN or int.
+// A number of the data, by its place there. `as`: fixedN, signedN (with a plus), sigN or int.
 function num(path, as, unit) {
   const value = at(path);
   if (value === null || value === undefined) return el("span", { class: "quiet" }, "–");
@@ -162,17 +162,20 @@ function testsPart(section, base, key, title, about) {
   const few = section.reference === null && tests.length <= FEW_TESTS;
   const open = tests.filter(({ test }) => few || test.with_reference), folded = tests.filter((one) => !open.includes(one));
   const corrected = tests.some(({ test }) => test.holm !== null);
-  return [el("h3", null, title), el("div", { class: "wide", "data-tests": key }, open.length ? testsTable(open) : null,
-    folded.length ? el("details", null, el("summary", null, section.reference === null ? "All pairs" : "Other pairs"), el("div", null, testsTable(folded))) : null),
+  return [el("h3", null, title), el("div", { class: "wide", "data-tests": key }, open.length ? testsTable(open, few ? null : section.reference) : null,
+    folded.length ? el("details", null, el("summary", null, section.reference === null ? "All pairs" : "Other pairs"), el("div", null, testsTable(folded, null))) : null),
     el("p", { class: "meta" }, `${about} p is two-sided, not corrected for the number of tests`, corrected ? `; by Holm: corrected for the comparisons with ${section.reference ?? "the reference"}.` : ".")];
 }
-function testsTable(tests) {
+function testsTable(tests, reference) {
   const some = (field) => tests.some(({ test }) => test[field] !== null);
-  const columns = [["n", "n", "int"], ["difference", "difference", "fixed2"], ["t", "t", "fixed2"], ["df", "df", "fixed1"], ["p", "p", "sig2"], ["holm", "p, Holm", "sig2"]]
+  const columns = [["difference", "difference", "signed2"], ["n", "n", "int"], ["t", "t", "fixed2"], ["df", "df", "fixed1"], ["p", "p", "sig2"], ["holm", "p, Holm", "sig2"]]
     .filter(([field]) => !["n", "holm"].includes(field) || some(field));
-  const rows = tests.map(({ test, here }) => el("tr", null, el("th", { scope: "row" }, test.a, el("span", { class: "quiet" }, " against "), test.b),
+  const against = (name) => [el("span", { class: "quiet" }, " against "), name];
+  const rows = tests.map(({ test, here }) => el("tr", null, el("th", { scope: "row" }, test.a, reference === null ? against(test.b) : null),
     columns.map(([field, , as]) => el("td", { class: "right" }, num(`${here}.${field}`, as)))));
-  return el("div", { class: "scroll" }, el("table", { class: "tests" }, headings("arms", ...columns.map(([, name]) => `›${name}`)), el("tbody", null, rows)));
+  const head = el("thead", null, el("tr", null, el("th", { scope: "col" }, "arm", reference === null ? null : against(reference)),
+    columns.map(([, name]) => el("th", { scope: "col", class: "right" }, name))));
+  return el("div", { class: "scroll" }, el("table", { class: "tests", style: `--after-first:${columns.length - 1}` }, head, el("tbody", null, rows)));
 }
 function runsTable(arm, base) {
   const rows = arm.runs.map((run, i) => {
@@ -531,7 +534,8 @@ function signsPart(section, base) {
   const usable = section.signs.map((entry, k) => ({ entry, k })).filter(({ entry }) => entry.seeds.length);
   const notes = section.signs.flatMap((entry) => entry.notes.map((note) => el("p", { class: "note" }, `${section.arms[entry.arm].label}. ${note}`)));
   if (!usable.length) return [heading, el("p", { class: "note" }, "The weights needed to compare signs are not there:"), notes];
-  return [heading, new Signs(section, base, usable).node, notes];
+  const others = notes.length ? el("div", null, el("details", null, el("summary", null, "Runs whose signs could not be compared"), el("div", null, notes))) : null;
+  return [heading, new Signs(section, base, usable).node, others];
 }
 function picker(label, name) {
   const select = el("select", { name });
@@ -723,7 +727,7 @@ function shade(value) {
 function sectionNode(section, i) {
   const base = `sections.${i}`;
   const seeds = section.seeds.length === 1 ? `seed ${section.seeds[0]}` : `seeds ${section.seeds.join(", ")}`;
-  const meta = [section.data, `accuracy on ${section.evaluated_on === "test" ? "test images" : "held-out training images"}, last epoch`, seeds, section.epochs_note, section.unflip && `unflip ${section.unflip}`];
+  const meta = [section.data, `accuracy on ${section.evaluated_on === "test" ? "test images" : "held-out training images"}, last epoch`, seeds, section.epochs_note.replace(/\.$/, ""), section.unflip && `unflip ${section.unflip}`];
   const alone = DATA.sections.length === 1 && DATA.title === section.title;
   return el("section", { id: `section-${i}` }, alone ? null : el("h2", null, section.title), el("p", { class: "meta" }, meta.filter(Boolean).join(" · ")),
     el("h3", null, "Results"), resultsTable(section, base),
