@@ -222,6 +222,7 @@ def test_the_page_is_what_the_results_give_now() -> None:
     sources = [
         RESULTS / "cifar10" / "readings",
         RESULTS / "cifar10" / "ablation",
+        RESULTS / "cifar10" / "first-controls",
         RESULTS / "methods",
     ]
     page = (RESULTS / "cifar10" / "report.html").read_text(encoding="utf-8")

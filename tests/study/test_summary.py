@@ -133,7 +133,7 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     assert len(saved["tests"]) == 21
     assert all(list(t) == ["a", "b", "difference", "t", "df", "p"] for t in saved["tests"])
     assert len(saved["paired"]) == 21, "all start from the baseline"
-    assert len(saved["holm"]) == 5
+    assert len(saved["holm"]) == 6
     command = saved["arms"][1]["command"]
     assert command.startswith("unflip study ablation --seeds 2 --override data.name=digits")
     assert command.endswith("--only finetune-0.01")
