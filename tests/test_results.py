@@ -121,7 +121,7 @@ def check_figures(path: Path) -> None:
     for arm in study["arms"]:
         folder = path.parent / arm["folder"]
         for run in arm["runs"]:
-            check_run(folder / f"seed-{run['seed']}", run, arm["recipe"]["epochs"])
+            check_run(folder / f"seed-{run['seed']}", run)
         finished = [s for s in study["seeds"] if (folder / f"seed-{s}" / "result.json").exists()]
         found = _accuracies(arm)
         assert list(found) == finished  # no seed left out, none twice
@@ -131,7 +131,7 @@ def check_figures(path: Path) -> None:
         assert arm["best"] == max(values, default=None)
 
 
-def check_run(folder: Path, run: dict[str, Any], epochs: int) -> None:
+def check_run(folder: Path, run: dict[str, Any]) -> None:
     if run["stopped"]:
         assert run["accuracy"] is None
         assert not (folder / "result.json").exists()
@@ -139,7 +139,8 @@ def check_run(folder: Path, run: dict[str, Any], epochs: int) -> None:
     result = json.loads((folder / "result.json").read_text())
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert result["accuracy"] == run["accuracy"] == metrics[-1]["accuracy"]
-    assert len(metrics) == run["epochs"] == epochs
+    recipe = json.loads((folder / "recipe.json").read_text())["recipe"]
+    assert len(metrics) == run["epochs"] == recipe["epochs"]
     seen = [line["accuracy"] for line in metrics if line["accuracy"] is not None]
     assert run["best_accuracy"] == max(seen)
 
