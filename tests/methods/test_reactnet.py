@@ -37,6 +37,34 @@ def test_rsign_shifts_each_channel_before_the_sign() -> None:
     torch.testing.assert_close(binarizer.shift.grad, expected.sum((0, 2, 3)).view(2, 1, 1))
 
 
+def test_a_clipped_gradient_and_weights_that_cannot_stay_beyond_one() -> None:
+    method = {"name": "reactnet", "gradient": "clipped", "weights": "dorefa"}
+    layer = BinaryConv2d(2, 3, 1, method=method)
+    binarizer = rsign(layer)
+    with torch.no_grad():
+        binarizer.shift.copy_(torch.tensor([0.5, -0.25]).view(2, 1, 1))
+        layer.weight.copy_(torch.tensor([3.0, -0.5, 0.1, -2.0, 1.0, -1.0]).view(3, 2, 1, 1))
+    x = torch.tensor([[-0.6, 0.5, 0.6], [0.2, -0.75, 3.0]]).view(1, 2, 1, 3).requires_grad_()
+    out = binarizer(x)
+    assert torch.equal(binarizer.shifted(x) >= 0, out > 0)
+    out.backward(torch.ones_like(out))
+    assert x.grad is not None
+    assert x.grad.flatten().tolist() == [1, 1, 0, 1, 1, 0], "1[|x + b| ≤ 1]"
+    assert binarizer.shift.grad is not None
+    assert binarizer.shift.grad.flatten().tolist() == [2, 2]
+    assert (binarizer.fused_as, rsign(BinaryConv2d(2, 1, 1, method="reactnet")).fused_as) == (
+        "pm1",
+        None,
+    )
+    weight = layer.binary_weight()
+    torch.testing.assert_close(weight, layer.weight.sign() * 7.6 / 6)
+    weight.sum().backward()
+    assert layer.weight.grad is not None
+    assert (layer.weight.grad == 1).all()
+    with pytest.raises(ValueError, match="gradient='clip'"):
+        BinaryConv2d(2, 3, 1, method={"name": "reactnet", "gradient": "clip"})
+
+
 def test_rsign_of_a_linear_layer_and_of_an_image_alone() -> None:
     linear = rsign(BinaryLinear(3, 2, method="reactnet", dtype=torch.float64))
     assert linear.shift.shape == (3,)

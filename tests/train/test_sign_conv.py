@@ -331,14 +331,23 @@ def test_refusals_name_the_reason() -> None:
         sign_conv2d(half[:, :16], torch.ones(16, 16, 3, 3), 1, 1, wrong)
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dorefa01": {"name": "dorefa", "inputs": "01"},
+    "reactnet-clipped": {"name": "reactnet", "gradient": "clipped"},
+}
+
+
 @runs
-@pytest.mark.parametrize("name", [*methods.names(), "dorefa01"])
+@pytest.mark.parametrize("name", [*methods.names(), *OPTIONS])
 def test_a_layer_of_every_method_is_the_same_with_and_without_the_kernels(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = {"name": "dorefa", "inputs": "01"} if name == "dorefa01" else name
     torch.manual_seed(0)
+    method = OPTIONS.get(name, name)
     layer = BinaryConv2d(16, 16, 3, padding=1, bias=False, method=method).to(DEVICE)
+    shifts = [p for n, p in layer.input_binarizer.named_parameters() if n == "shift"]
+    for shift in shifts:
+        torch.nn.init.normal_(shift)
     x, _, grad = example((2, 16, 16, 6, 5, 3, 1, 1))
     x = x.clamp(-3, 3)
 
@@ -347,7 +356,7 @@ def test_a_layer_of_every_method_is_the_same_with_and_without_the_kernels(
         leaf = x.clone().requires_grad_()
         with torch.autocast(DEVICE, torch.float16):
             y = layer(leaf)
-        return [y, *torch.autograd.grad(y, [leaf, layer.weight], grad.to(y.dtype))]
+        return [y, *torch.autograd.grad(y, [leaf, layer.weight, *shifts], grad.to(y.dtype))]
 
     plain, fused_ = run(None), run(fused_sign_convolution)
     # FDA adds a little noise to its signs while it trains: there sums are rounded, in another order

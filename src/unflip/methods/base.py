@@ -142,6 +142,10 @@ class InputBinarizer(nn.Module):
     def start_epoch(self, epoch: int, epochs: int) -> None:
         """As of :class:`WeightBinarizer`."""
 
+    def shifted(self, x: Tensor) -> Tensor:
+        """What a fused kernel takes the sign of (``fused_as``)."""
+        return x
+
     def output_scale(self, x: Tensor, layer: nn.Module) -> Tensor | None:
         """A factor for the layer's output that depends on the float input (XNOR-Net's K)."""
         return None

@@ -4,8 +4,11 @@ Liu et al., ECCV 2020, arXiv:2003.03488.
 
 Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter, not differentiated
             ∂L/∂W = ∂L/∂Q · 1[|W| ≤ 1]                              (as Bi-Real Net)
+            weights="dorefa": one α for the layer and ∂L/∂W = ∂L/∂Q, so that no latent weight that has grown
+            beyond 1 stays there
 Inputs      RSign: B = sign(x + b_c) with a learned shift b_c for each channel
             ∂L/∂x = ∂L/∂B · max(0, 2 − 2|x + b|), ∂L/∂b_c = Σ over the channel of the same
+            gradient="clipped": 1[|x + b| ≤ 1] in its place
 Activation  RPReLU: y = PReLU_β(x + γ_c) + ζ_c with learned shifts γ, ζ and slope β for each channel;
             it takes the place of every nn.PReLU of the network, whose slopes it keeps
 
@@ -22,6 +25,7 @@ training recipes, not part of the method.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +40,19 @@ from unflip.methods.base import (
     sign_code,
 )
 from unflip.methods.bireal import MagnitudeAwareSign
+from unflip.methods.dorefa import LayerMeanSign
 from unflip.ste import sign, straight_through
+
+Gradient = Literal["approximate", "clipped"]
 
 
 class RSign(InputBinarizer):
-    """sign(x + b) with the approximate-sign gradient; b has a value for each input channel."""
+    """sign(x + b), with the approximate-sign gradient or clipped; b has a value for each input channel."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, gradient: Gradient = "approximate") -> None:
         super().__init__()
+        self.clipped = gradient == "clipped"
+        self.fused_as = "pm1" if self.clipped else None
         weight = layer.weight
         assert isinstance(weight, Tensor)
         if isinstance(layer, nn.Conv2d):
@@ -52,10 +61,13 @@ class RSign(InputBinarizer):
             shape = (weight.shape[1],)
         self.shift = nn.Parameter(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
 
+    def shifted(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
     def forward(self, x: Tensor) -> Tensor:
-        shifted = x + self.shift
+        shifted = self.shifted(x)
         c = shifted.clamp(-1, 1)
-        return straight_through(sign(shifted), 2 * c - c * c.abs())
+        return straight_through(sign(shifted), c if self.clipped else 2 * c - c * c.abs())
 
     def code(self) -> InputCode:
         return sign_code(-self.shift.view(1, -1))
@@ -94,11 +106,14 @@ class RPReLU(nn.PReLU):
 class ReActNet(Method):
     """Per-filter scale times sign; learned shifts before the sign of inputs and round PReLU."""
 
+    weights: Literal["bireal", "dorefa"] = "bireal"
+    gradient: Gradient = "approximate"
+
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return MagnitudeAwareSign()
+        return MagnitudeAwareSign() if self.weights == "bireal" else LayerMeanSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
-        return RSign(layer)
+        return RSign(layer, self.gradient)
 
     def adapt(self, model: nn.Module) -> None:
         replace_prelus(model, RPReLU)

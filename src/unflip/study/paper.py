@@ -390,7 +390,11 @@ CORRECTIONS = Experiment(
 FAST = "optimizer.latent_lr=1.0"  # ten times the rate of everything else
 AFTER = "model.order=conv-bn-prelu"
 MEAN = "model.pixels=mean"
-TOGETHER = (AFTER, MEAN, "method=reactnet", DISTILL)
+HARDTANH = "model.order=conv-bn-hardtanh"
+DECAY = "optimizer.weight_decay=0.0005"
+# ReActNet's learned shifts, with the baseline's weights and gradients
+SHIFTS = "method={name: reactnet, weights: dorefa, gradient: clipped}"
+TOGETHER = (MEAN, SHIFTS, DISTILL)
 
 
 def _stronger(name: str, label: str, *changes: str) -> Draft:
@@ -409,18 +413,20 @@ BEYOND = Experiment(
     (
         _BASELINE,
         _stronger("conv", "one shortcut a convolution"),
-        _stronger("decay", "… weight decay 0.0005", "optimizer.weight_decay=0.0005"),
+        _stronger("decay", "… weight decay 0.0005", DECAY),
         _stronger("adam", "… Adam", "optimizer={name: adam, lr: 0.001}"),
         _stronger("bop", "… Bop", "method=bop"),
+        _stronger("reste", "… ReSTE", "method=reste"),
+        _stronger("recu", "… ReCU, weight decay 0.0005", "method=recu", DECAY),
+        _stronger("reactnet", "… ReActNet", "method=reactnet"),
         _faster("fast", ""),
         _faster("fast-decay", ", weight decay 0.0001", "optimizer.weight_decay=0.0001"),
-        _faster("recu", ", ReCU", "method=recu"),
-        _faster("reactnet", ", ReActNet", "method=reactnet"),
-        _faster("mean", ", shortcuts average pixels", MEAN),
+        _faster("hardtanh", ", hardtanh after the add, no PReLU", HARDTANH),
         _faster("after", ", PReLU after the add", AFTER),
-        _faster("after-reactnet", ", PReLU after the add, ReActNet", AFTER, "method=reactnet"),
+        _faster("mean", ", shortcuts average pixels", MEAN),
+        _faster("shifts", ", learned shifts", SHIFTS),
         _faster("distill", ", a teacher", DISTILL),
-        _faster("all", ", all of the last five", *TOGETHER),
+        _faster("all", ", all of the last three", *TOGETHER),
     ),
     TUNING,
     "conv",
