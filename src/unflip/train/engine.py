@@ -226,7 +226,7 @@ def fused_sign_convolution(layer: Any, x: Tensor, unit: Tensor) -> Tensor | None
     ):
         return None
     assert not isinstance(layer.padding, str)  # not supported
-    kind = binarizer.fused_as or "given"
+    kind: Any = binarizer.fused_as or "given"
     x = binarizer(x) if kind == "given" else binarizer.shifted(x)
     return sign_conv.sign_conv2d(x.to(torch.float16), unit, layer.stride, layer.padding, kind)
 
