@@ -20,7 +20,7 @@ README = HERE.parent / "README.md"
 # Study -> the arms shown of it, in this order; None: all of them. A study whose folder is not there yet is left out.
 HEADLINE: dict[str, tuple[str, ...] | None] = {
     "readings": ("baseline", "conv"),
-    "ablation": ("finetune-0.01", "finetune-0.001", "mapping", "lns"),
+    "ablation": ("finetune-0.01", "finetune-0.001", "mapping", "lns", "lns-frozen"),
     "sota": None,
     "final": None,
 }
@@ -47,7 +47,7 @@ def accuracy_table(folder: Path = HERE / "cifar10") -> str:
 
 def _arms(study: dict[str, Any], wanted: Sequence[str] | None) -> list[dict[str, Any]]:
     by_name = {arm["name"]: arm for arm in study["arms"]}
-    return [by_name[name] for name in (by_name if wanted is None else wanted)]
+    return [by_name[name] for name in (by_name if wanted is None else wanted) if name in by_name]
 
 
 def _row(study: dict[str, Any], arm: dict[str, Any]) -> str:

@@ -46,9 +46,7 @@ class Study:
     epochs_note: str = ""
     reference: str | None = None  # the arm that the table compares the others with
     teacher: Path | None = None  # of the arms that distill
-    overrides: tuple[
-        str, ...
-    ] = ()  # what the person changed in the recipes, to be said beside the figures
+    overrides: tuple[str, ...] = ()  # what the person changed, to be said beside the figures
     epochs_scale: float = 1.0
 
     def __post_init__(self) -> None:
