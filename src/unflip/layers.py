@@ -183,14 +183,19 @@ def product_of_units(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Te
     The products are accumulated in float32. Weights are always binarized in full precision (half could change a
     sign).
     """
-    # Q / E is exactly ±1, and its gradient is that of Q. A filter of zeros has E = 0; a learned E may be negative.
-    tiny = torch.finfo(scale.dtype).tiny
-    unit = weight / scale.masked_fill(scale.abs() < tiny, tiny)
+    unit = units(weight, scale)
     y = fused_product(layer, x, unit) if fused_product is not None else None
     if y is None:
         binary = layer.input_binarizer(x).to(torch.float16)
         y = layer._multiply(binary, unit.to(torch.float16), None)
     return y
+
+
+def units(weight: Tensor, scale: Tensor) -> Tensor:
+    """Q / E, which is exactly ±1, and whose gradient is that of Q. A filter of zeros has E = 0; a learned E may be
+    negative."""
+    tiny = torch.finfo(scale.dtype).tiny
+    return weight / scale.masked_fill(scale.abs() < tiny, tiny)
 
 
 def normalised(

@@ -197,9 +197,9 @@ def test_programs_cover_every_pixel_and_share_the_device(monkeypatch: pytest.Mon
         assert (plan.programs - 1) * plan.share < plan.pixels <= plan.programs * plan.share
         assert plan.block >= plan.programs
     y = torch.empty(128, 16, 32, 32, device="meta")
-    monkeypatch.setattr(norm, "_filling", lambda *_: 264)
+    monkeypatch.setattr(norm, "filling", lambda *_: 264)
     alone = norm._Plan(y).programs
-    monkeypatch.setattr(norm, "_filling", lambda *_: 66)
+    monkeypatch.setattr(norm, "filling", lambda *_: 66)
     assert norm._Plan(y).programs <= alone // 1.9
 
 
@@ -233,8 +233,87 @@ def modules_on_cpu() -> tuple[nn.Module, nn.Module, nn.Module]:
     return conv, nn.PReLU(16), nn.BatchNorm2d(16)
 
 
+@pytest.fixture
+def our_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "fused_product", engines.fused_sign_convolution)
+
+
 @runs
-def test_running_statistics_are_those_of_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("our_product")
+@pytest.mark.parametrize("name", ["prelu", "no prelu"])
+@pytest.mark.parametrize("inputs", ["pm1", "01"])
+@pytest.mark.parametrize("size", [3, 1])
+def test_a_shortcut_that_is_the_input_is_one_operator(
+    size: int, inputs: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same values and gradients as of convolution and norm one by one, and one gradient of the input."""
+    torch.manual_seed(0)
+    method = {"name": "dorefa", "inputs": inputs}
+    conv = BinaryConv2d(16, 16, size, padding=size // 2, bias=False, method=method).to(DEVICE)
+    _, prelu, bn = modules()
+    activation = prelu if name == "prelu" else nn.Identity()
+    x = channels_last(torch.randn(3, 16, 6, 5).half()).requires_grad_()
+    leaves = [x, conv.weight, *activation.parameters(), *bn.parameters()]
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).half().to(DEVICE)
+    calls = []
+    true = norm._both
+    monkeypatch.setattr(norm, "_both", lambda *args: calls.append(args) or true(*args))
+    found = []
+    for shortcut in (x, x.clone()):
+        with torch.autocast(DEVICE, torch.float16):
+            out = norm.normalised(conv, activation, bn, x, shortcut)
+        assert out is not None
+        found.append([out, *torch.autograd.grad(out, leaves, grad)])
+        bn.reset_running_stats()  # type: ignore[operator]
+    assert len(calls) == 1
+    for one, both in zip(*found, strict=True):
+        assert off(one, both.double()) < 1e-3
+    assert torch.equal(found[0][0], found[1][0])
+
+
+@runs
+@pytest.mark.usefixtures("our_product")
+def test_one_operator_when_compiled_too() -> None:
+    conv, prelu, bn = modules({"name": "dorefa", "inputs": "pm1"})
+    x = channels_last(torch.randn(2, 16, 4, 4).half()).requires_grad_()
+    operators = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    def block(x: Tensor) -> Tensor | None:
+        with torch.autocast(DEVICE, torch.float16):
+            return norm.normalised(conv, prelu, bn, nn.Identity()(x), x)
+
+    torch.compiler.reset()
+    compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=False)
+    found = compiled(x)
+    assert any("convolve_and_normalise" in name for name in operators)
+    bn.reset_running_stats()  # type: ignore[operator]
+    assert torch.equal(found, block(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "has"),
+    [
+        ({}, True),
+        ({"stride": 2}, False),
+        ({"padding": 0}, False),
+        ({"padding": "same"}, False),
+        ({"method": "reactnet"}, False),  # not a sign that the kernel knows
+        ({"method": {"name": "reactnet", "gradient": "clipped"}}, False),  # shifted before it
+    ],
+)
+def test_where_convolution_and_norm_are_one(change: dict[str, Any], has: bool) -> None:
+    options: dict[str, Any] = {"padding": 1, "bias": False, "method": "binarynet", **change}
+    conv = BinaryConv2d(16, 16, 3, **options)
+    assert norm._has_kernels(conv, torch.zeros(2, 16, 6, 6).half()) is has
+    assert not norm._has_kernels(conv, torch.zeros(2, 16, 6, 6))
+
+
+@runs
+def test_running_statistics_are_those_of_batchnorm() -> None:
     x = channels_last(torch.randn(3, 16, 6, 5).half())
     conv, prelu, bn = modules()
     others = copy.deepcopy((conv, prelu, bn))

@@ -224,6 +224,19 @@ def test_compiled_is_the_same(inputs: str) -> None:
 
 
 @runs
+@every_kind
+@pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
+def test_a_gradient_from_elsewhere_is_added(shape: tuple[int, ...], inputs: str) -> None:
+    x, signs, grad = example(shape)
+    halves, rest = sign_conv.halves(signs), (*shape[-2:], sign_conv.INPUTS.index(inputs))
+    alone = sign_conv.input_gradient(grad, x, halves, *rest)
+    plus = torch.linspace(-3, 3, x.numel()).to(alone).view(x.permute(0, 2, 3, 1).shape)
+    plus = plus.permute(0, 3, 1, 2)
+    found = sign_conv.input_gradient(grad, x, halves, *rest, plus)
+    assert error(found, alone.double() + plus.double()) < 1e-3
+
+
+@runs
 @pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
 def test_operators_keep_their_promises(shape: tuple[int, ...]) -> None:
     """Schema, fake tensors (shape, strides, dtype), autograd registration, AOT dispatch."""

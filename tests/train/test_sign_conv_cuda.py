@@ -53,13 +53,13 @@ def names(shape: tuple[int, ...]) -> str:
     return f"{n}x{c}-{o}@{h}x{w},rows{rows}"
 
 
-def all_six(shape: tuple[int, ...]) -> str:
+def all_nine(shape: tuple[int, ...]) -> str:
     """The kernels for a shape."""
     _, c, o, h, w, _ = shape
     variants = [
         VARIANT.format(kind=kind, gradient=gradient, k=k, n=n)
         for kind in range(3)
-        for gradient, k, n in ((0, c, o), (1, o, c))
+        for gradient, k, n in ((0, c, o), (1, o, c), (2, o, c))
     ]
     return f"#define H {h}\n#define W {w}\n" + "".join(variants)
 
@@ -106,6 +106,7 @@ def emulate(
     source: Tensor,
     x: Tensor,
     signs: Tensor,
+    plus: Tensor | None = None,
 ) -> Tensor:
     """The result, which does not depend on the order in which warps run."""
     n, c, o, h, w, rows = shape
@@ -115,7 +116,7 @@ def emulate(
     for backwards in (False, True):
         output = torch.full((n, results, h, w), math.nan, dtype=torch.float16)
         output = output.contiguous(memory_format=torch.channels_last)
-        arguments = [source, signs, x, output, n, rows]
+        arguments = [source, signs, x, x if plus is None else plus, output, n, rows]
         name = f"run_{kind}_{gradient}"
         kernels(name, (blocks, 1, 1), threads, shared, arguments, backwards=backwards)
         outputs.append(output)
@@ -126,7 +127,7 @@ def emulate(
 @pytest.mark.parametrize("kind", range(3), ids=sign_conv.INPUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=names)
 def test_kernels_in_the_emulator(shape: tuple[int, ...], kind: int, emulated: Compile) -> None:
-    kernels = emulated(all_six(shape))
+    kernels = emulated(all_nine(shape))
     x, signs, grad = example(shape, kind)
     true_y, true_grad = plainly(x, signs, grad, kind)
     y = emulate(kernels, shape, kind, 0, x, x, signs)
@@ -137,6 +138,9 @@ def test_kernels_in_the_emulator(shape: tuple[int, ...], kind: int, emulated: Co
         error <= 2**-11 * true_grad.abs() + 2**-13
     ).all()  # float16's rounding, and the sum's in float32
     assert torch.equal(found == 0, (found == 0) | (true_grad == 0))  # the mask is exact
+    plus = torch.linspace(-3, 3, x.numel()).half().view(x.permute(0, 2, 3, 1).shape)
+    plus = plus.permute(0, 3, 1, 2)
+    assert torch.equal(emulate(kernels, shape, kind, 2, grad, x, signs, plus), found + plus)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -152,7 +156,7 @@ def test_kernels_on_the_device_and_in_a_graph(shape: tuple[int, ...], kind: int)
     def run() -> tuple[Tensor, Tensor]:
         y, out = torch.empty_like(grad), torch.empty_like(x)
         sign_conv_cuda.fprop(x, signs, y, kind, rows)
-        sign_conv_cuda.dgrad(grad, x, signs, out, kind, rows)
+        sign_conv_cuda.dgrad(grad, x, signs, None, out, kind, rows)
         return y, out
 
     def check(y: Tensor, found: Tensor) -> None:
@@ -170,7 +174,7 @@ def test_kernels_on_the_device_and_in_a_graph(shape: tuple[int, ...], kind: int)
 
 def test_a_nan_spoils_nothing_else(emulated: Compile) -> None:
     shape = SHAPES[0]
-    kernels = emulated(all_six(shape))
+    kernels = emulated(all_nine(shape))
     x, signs, grad = example(shape, 0)
     x[1, 3, 4, 4] = math.nan
     y = emulate(kernels, shape, 0, 0, x, x, signs)

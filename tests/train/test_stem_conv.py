@@ -117,7 +117,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
     layer = {
         **sign_conv._geometry(x, (o, c, k, k), stride, padding, 2),
         "PART": sign_conv._part(c),
-        "BLOCK_O": sign_conv._power(o, 128),
+        "BLOCK_O": sign_conv.power(o, 128),
     }
     for kernel, configs in (
         (sign_conv._fprop_kernel.fn, sign_conv._pixel_configs()),

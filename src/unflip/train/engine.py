@@ -274,8 +274,10 @@ def _normalised(learner: Learner) -> list[tuple[Any, nn.Module, Any, Tensor, Ten
     calls = []
 
     def remember(conv: Any, activation: Any, batch_norm: Any, x: Tensor, shortcut: Any) -> None:
+        leaf = x.detach().requires_grad_()
         carried = None if shortcut is None else shortcut.detach().requires_grad_()
-        calls.append((conv, activation, batch_norm, x.detach().requires_grad_(), carried))
+        carried = leaf if shortcut is x else carried  # that they are one and the same matters
+        calls.append((conv, activation, batch_norm, leaf, carried))
 
     snapshot = learner.snapshot()
     layers.fused_norm = remember
@@ -299,7 +301,7 @@ def _normalised_values(
         "BatchNorm": batch_norm.weight,
         "shift": batch_norm.bias,
     }
-    leaves |= {"shortcut": shortcut} if shortcut is not None else {}
+    leaves |= {"shortcut": shortcut} if shortcut is not None and shortcut is not x else {}
     leaves |= {f"activation's {name}": p for name, p in activation.named_parameters()}
     grads = torch.autograd.grad((y.float() * _probe(y)).sum(), list(leaves.values()))
     values = {"output": y, "mean": batch_norm.running_mean, "variance": batch_norm.running_var}

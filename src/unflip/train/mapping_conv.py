@@ -39,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.methods.mapping_network import MappingNetwork
-from unflip.train.sign_conv import INTERPRETED, _cdiv, _jit, _tuned, available
+from unflip.train.sign_conv import INTERPRETED, _jit, _tuned, available, cdiv
 
 try:
     import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -566,7 +566,7 @@ class _Plan:
 
     @property
     def partials(self) -> int:
-        return self._count(lambda f, c: 9 * _cdiv(f, PART) * c)
+        return self._count(lambda f, c: 9 * cdiv(f, PART) * c)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -581,15 +581,15 @@ class _Plan:
 
     def programs(self, row_block: int, columns: int, column_block: int) -> int:
         """Of a norm: 9 · filters pixels × columns · c channels in blocks."""
-        return self._count(lambda f, c: _cdiv(9 * f, row_block) * _cdiv(columns * c, column_block))
+        return self._count(lambda f, c: cdiv(9 * f, row_block) * cdiv(columns * c, column_block))
 
     def conv_programs(self, f_block: int, columns: int, column_block: int) -> int:
         """Of a convolution: filters at nine positions × columns · c channels in blocks."""
-        return self._count(lambda f, c: 9 * _cdiv(f, f_block) * _cdiv(columns * c, column_block))
+        return self._count(lambda f, c: 9 * cdiv(f, f_block) * cdiv(columns * c, column_block))
 
     def wgrad_programs(self, o_block: int, i_block: int) -> int:
         """Of conv2's gradient, the largest of the three."""
-        return self._count(lambda f, c: 9 * _cdiv(2 * c, o_block) * _cdiv(2 * c, i_block))
+        return self._count(lambda f, c: 9 * cdiv(2 * c, o_block) * cdiv(2 * c, i_block))
 
     def _count(self, each: Callable[[int, int], int]) -> int:
         return sum(each(f, c) for f, c in zip(self.filters, self.channels, strict=True))
@@ -623,7 +623,7 @@ def _plan(filters: tuple[int, ...], channels: tuple[int, ...], device: torch.dev
     rows, sums = [], [0, 0, 0, 0]
     for f, c in zip(filters, channels, strict=True):
         rows.append([f, c, *sums])
-        sizes = (9 * f * c, c * c, c, 9 * _cdiv(f, PART) * c)
+        sizes = (9 * f * c, c * c, c, 9 * cdiv(f, PART) * c)
         sums = [a + b for a, b in zip(sums, sizes, strict=True)]
     if max(2 * sums[0], 72 * sums[1], 2 * sums[3]) > MOST_ELEMENTS:
         raise ValueError("mapping: too many elements for 32-bit offsets")

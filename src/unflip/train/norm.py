@@ -18,6 +18,9 @@ which are all that the small gradients need,
 
 and one that writes ∂y = s · (a where n, else 1) · ∂z with ∂z = γ · r · (g − S₁ / M − ẑ · S₂ / M). ∂t is g itself.
 
+Where the shortcut is the convolution's own input x, both are one operator: ∂x is then a sum of two gradients, ∂t and
+that of the convolution, and the kernel that computes the one adds the other.
+
 Sums are float32, and of z − k for the moments: k is BatchNorm's running mean, near the mean, so that a variance is
 never the small difference of large numbers. Each program of the first pass leaves a partial sum, each of the second
 adds them up again, in the same order: there are no atomics, and the same bits every time.
@@ -36,7 +39,8 @@ from torch import Tensor, nn
 
 from unflip import layers
 from unflip.methods.base import InputBinarizer
-from unflip.train.sign_conv import MOST_ELEMENTS, _cdiv, _filling, _jit, _power
+from unflip.train import sign_conv
+from unflip.train.sign_conv import MOST_ELEMENTS, _jit, cdiv, filling, power
 
 try:
     import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -69,15 +73,18 @@ def normalise(
     problem = _obstacle(y, scale, slope, shortcut)
     if problem is not None:
         raise ValueError(f"normalise: {problem}")
-    c = y.shape[1]
     y = y.contiguous(memory_format=torch.channels_last)
     if shortcut is not None:
         shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-    # One value for all channels is as many equal ones: a few bytes, and its gradient is their sum.
-    scale = scale.detach().float().flatten().expand(c).contiguous()
-    slopes = None if slope is None else slope.float().expand(c).contiguous()
-    out, moments = _forward(y, scale, slopes, gamma, beta, shortcut, near.detach(), eps)
+    scales, slopes = _by_channel(y.shape[1], scale, slope)
+    out, moments = _forward(y, scales, slopes, gamma, beta, shortcut, near.detach(), eps)
     return out, moments
+
+
+def _by_channel(c: int, scale: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """One value for all channels is as many equal ones: a few bytes, and its gradient is their sum."""
+    scales = scale.detach().float().flatten().expand(c).contiguous()
+    return scales, None if slope is None else slope.float().expand(c).contiguous()
 
 
 def supports(y: Tensor, scale: Tensor, slope: Tensor | None, shortcut: Tensor | None) -> bool:
@@ -345,13 +352,13 @@ class _Plan:
     def __init__(self, y: Tensor) -> None:
         n, c, h, w = y.shape
         self.pixels = n * h * w
-        self.block_c = _power(c, 64)
+        self.block_c = power(c, 64)
         self.block_p = TILE // self.block_c
-        self.columns = _cdiv(c, self.block_c)
-        wanted = max(1, min(_cdiv(_filling(y, 4), self.columns), y.numel() // LEAST))
-        tiles = _cdiv(self.pixels, self.block_p)
-        self.share = _cdiv(tiles, min(wanted, tiles)) * self.block_p
-        self.programs = _cdiv(self.pixels, self.share)
+        self.columns = cdiv(c, self.block_c)
+        wanted = max(1, min(cdiv(filling(y, 4), self.columns), y.numel() // LEAST))
+        tiles = cdiv(self.pixels, self.block_p)
+        self.share = cdiv(tiles, min(wanted, tiles)) * self.block_p
+        self.programs = cdiv(self.pixels, self.share)
         self.block = 1 << (self.programs - 1).bit_length()
         self.blocks = {"C": c, "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "num_warps": WARPS}
         self.smaller = {"BLOCK_P": self.block_p // SUMS_SHARE, "num_warps": WARPS // SUMS_SHARE}
@@ -362,7 +369,7 @@ class _Plan:
 
     @property
     def second_pass(self) -> tuple[int, int]:
-        return _cdiv(self.pixels, self.block_p), self.columns
+        return cdiv(self.pixels, self.block_p), self.columns
 
 
 @torch.library.custom_op("unflip::normalise", mutates_args=())
@@ -516,6 +523,70 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _forward.register_autograd(_backward, setup_context=_save)
 
 
+@torch.library.custom_op("unflip::convolve_and_normalise", mutates_args=())
+def _both(
+    x: Tensor,
+    signs: Tensor,
+    halves: Tensor,
+    padding: int,
+    kind: int,
+    scale: Tensor,
+    slope: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    near: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, moments, and the product y, which the gradient needs."""
+    y = sign_conv.forward(x, signs, halves, 1, padding, kind)
+    out, moments = _forward(y, scale, slope, gamma, beta, x, near, eps)
+    return out, moments, y
+
+
+@_both.register_fake
+def _(
+    x: Tensor,
+    signs: Tensor,
+    halves: Tensor,
+    padding: int,
+    kind: int,
+    scale: Tensor,
+    slope: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    near: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, y = (torch.empty_like(x, memory_format=torch.channels_last) for _ in range(2))
+    return out, x.new_empty(2, x.shape[1], dtype=torch.float32), y
+
+
+def _save_both(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, signs, halves, ctx.padding, ctx.kind, scale, slope, gamma, _, _, ctx.eps = inputs
+    ctx.signs_dtype, ctx.has_slope = signs.dtype, slope is not None
+    _, moments, y = output
+    ctx.mark_non_differentiable(moments, y)
+    saved = [x, halves, y, scale, gamma, moments]
+    ctx.save_for_backward(*saved, *([slope] if ctx.has_slope else []))
+
+
+def _backward_both(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    x, halves, y, scale, gamma, moments, *slope = ctx.saved_tensors
+    grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
+    of_y, small = _gradients(
+        grad, y, scale, slope[0] if ctx.has_slope else None, gamma, moments, ctx.eps
+    )
+    of_x = sign_conv.input_gradient(of_y, x, halves, 1, ctx.padding, ctx.kind, grad)
+    of_signs = sign_conv.sign_gradient(
+        of_y, x, halves.shape, 1, ctx.padding, ctx.kind, ctx.signs_dtype
+    )
+    of_slope = small[2] if ctx.has_slope else None
+    return of_x, of_signs, None, None, None, None, of_slope, small[0], small[1], None, None
+
+
+_both.register_autograd(_backward_both, setup_context=_save_both)
+
+
 # ------------------------------------------------------------------------------------------ in a model
 
 
@@ -539,13 +610,59 @@ def normalised(
         scale = layers.scale_of_units(conv, weight)
         if scale is None:
             return None
-        y = layers.product_of_units(conv, x, weight, scale)
-        if not supports(y, scale, slope, shortcut):
-            return None
-        near = norm.running_mean
-        out, moments = normalise(y, scale, slope, norm.weight, norm.bias, shortcut, near, norm.eps)
-        _follow(norm, moments, y.numel() // y.shape[1])
+        if shortcut is x and _has_kernels(conv, x) and supports(x, scale, slope, x):
+            out, moments = _convolve_and_normalise(conv, x, weight, scale, slope, norm)
+        else:
+            y = layers.product_of_units(conv, x, weight, scale)
+            if not supports(y, scale, slope, shortcut):
+                return None
+            out, moments = normalise(
+                y, scale, slope, norm.weight, norm.bias, shortcut, norm.running_mean, norm.eps
+            )
+        _follow(norm, moments, out.numel() // out.shape[1])
     return out
+
+
+def _has_kernels(conv: Any, x: Tensor) -> bool:
+    """Whether sign and convolution are one kernel of ours here, and the output has the input's shape."""
+    binarizer, weight = conv.input_binarizer, conv.weight
+    same = (conv.stride, conv.dilation, conv.groups, conv.padding_mode) == (
+        (1, 1),
+        (1, 1),
+        1,
+        "zeros",
+    )
+    padding = conv.padding if isinstance(conv.padding, tuple) else (-1,)
+    return (
+        binarizer.fused_as is not None
+        and type(binarizer).shifted is InputBinarizer.shifted
+        and same
+        and all(2 * p + 1 == k for p, k in zip(padding, conv.kernel_size, strict=False))
+        and sign_conv.supports(x.shape, weight.shape, 1, padding)
+        and x.dtype == torch.float16
+    )
+
+
+def _convolve_and_normalise(
+    conv: Any, x: Tensor, weight: Tensor, scale: Tensor, slope: Tensor | None, norm: Any
+) -> tuple[Tensor, Tensor]:
+    x = x.contiguous(memory_format=torch.channels_last)
+    signs = layers.units(weight, scale)
+    scales, slopes = _by_channel(x.shape[1], scale, slope)
+    out, moments, _ = _both(
+        x,
+        signs,
+        sign_conv.halves(signs),
+        conv.padding[0],
+        sign_conv.INPUTS.index(conv.input_binarizer.fused_as),
+        scales,
+        slopes,
+        norm.weight,
+        norm.bias,
+        norm.running_mean,
+        norm.eps,
+    )
+    return out, moments
 
 
 def _takes_units(conv: Any) -> bool:

@@ -35,9 +35,11 @@
 // image nothing is multiplied.
 //
 // The input gradient is the same walk over the output's gradient, with the taps mirrored, K and N exchanged, real
-// values for the left side, and the mask of the straight-through gradient at the end.
+// values for the left side, and the mask of the straight-through gradient at the end. The gradient that x has from
+// elsewhere, through a shortcut, can be added then.
 //
-// Constants: H, W, K and N (channels of the sum and of the result), KIND (an index of INPUTS), GRADIENT (0 or 1).
+// Constants: H, W, K and N (channels of the sum and of the result), KIND (an index of INPUTS), GRADIENT (0; 1; 2: plus
+// another gradient).
 // The tests compile this file with g++, too: an emulator of a warp then brings the instructions.
 
 // ---------------------------------------------------------------------------------------- instructions
@@ -97,6 +99,7 @@ constexpr int ADJACENT = K == 16 ? 4 : 8;  // channels of a lane, in one load
 constexpr int AHEAD = K == 64 ? 1 : 3;     // taps that are loaded ahead: a row, if there are registers for it
 constexpr bool BINARIZES = !GRADIENT && KIND != 2;
 constexpr bool MASKS = GRADIENT && KIND != 2;
+constexpr bool ADDS = GRADIENT == 2;
 constexpr unsigned ONES = 0x3C003C00u;    // 1.0, twice
 constexpr unsigned HALVES = 0x38003800u;  // 1/2, twice
 constexpr unsigned SIGN_BITS = 0x80008000u;
@@ -253,14 +256,14 @@ INLINE unsigned passes(unsigned x) {  // all bits where the straight-through gra
   return mask_at_most(x & ~SIGN_BITS, ONES);
 }
 
-INLINE void load_masked(uint2 (&here)[2], const uint2* __restrict__ x, const Column (&columns)[2]) {
+INLINE void load_results(uint2 (&here)[2], const uint2* __restrict__ there, const Column (&columns)[2]) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) here[i] = x[columns[i].result];
+  for (int i = 0; i < 2; ++i) here[i] = there[columns[i].result];
 }
 
 // Without a branch around it all: the compiler would move the loads of x into it, to where they are needed.
 INLINE void store(uint2* __restrict__ output, const Column (&columns)[2], const Sums& sums, const uint2 (&x)[2],
-                  bool complete) {
+                  const uint2 (&plus)[2], bool complete) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     uint2 halves;
@@ -270,15 +273,19 @@ INLINE void store(uint2* __restrict__ output, const Column (&columns)[2], const 
       halves.x &= passes(x[i].x);
       halves.y &= passes(x[i].y);
     }
+    if constexpr (ADDS) {
+      halves.x = add_halves(halves.x, plus[i].x);
+      halves.y = add_halves(halves.y, plus[i].y);
+    }
     if (complete) output[columns[i].result] = halves;
   }
 }
 
 // A warp: 16 output channels of `rows` rows of 16 columns. `input` is x, or the output's gradient, whose mask is from
-// `x`. There are ceil(images · W / 16) · ceil(H / rows) such pieces, STRIPS a block.
+// `x`, and to which `plus` is added. There are ceil(images · W / 16) · ceil(H / rows) such pieces, STRIPS a block.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     convolve(const unsigned short* __restrict__ input, const uint4* __restrict__ all_signs, const uint2* __restrict__ x,
-             uint2* __restrict__ output, int images, int rows) {
+             const uint2* __restrict__ plus, uint2* __restrict__ output, int images, int rows) {
   stage_signs(all_signs);
 
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -289,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int first = max(begin - 1, 0), last = min(end, H - 1);
 
   Signs signs;
-  if constexpr (GRADIENT) {
+  if constexpr (GRADIENT != 0) {
     take_signs_transposed(signs, group, g, t);
   } else {
     take_signs(signs, group, g, t);
@@ -305,10 +312,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   for (int kw = 0; kw < AHEAD; ++kw) load_tap(next[kw], input, columns, kw);
 
   Sums above = {}, here = {};
-  uint2 masked[2];
+  uint2 masked[2], added[2];
   for (int row = first; row <= last; ++row) {
     const int next_row = row < last ? W * K : 0;  // at the end, the last row is loaded again
-    if constexpr (MASKS) load_masked(masked, x, columns);
+    if constexpr (MASKS) load_results(masked, x, columns);
+    if constexpr (ADDS) load_results(added, plus, columns);
     Sums below = {};
 #pragma unroll
     for (int kw = 0; kw < 3; ++kw) {
@@ -325,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       multiply_add(below, tap, signs, kw);
     }
     const bool complete = row > begin;
-    store(output, columns, above, masked, complete);
+    store(output, columns, above, masked, added, complete);
     const int next_result = complete ? W * N / 4 : 0;
     columns[0].result += next_result;
     columns[1].result += next_result;
@@ -333,7 +341,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     here = below;
   }
   if (end == H) {
-    if constexpr (MASKS) load_masked(masked, x, columns);
-    store(output, columns, above, masked, true);
+    if constexpr (MASKS) load_results(masked, x, columns);
+    if constexpr (ADDS) load_results(added, plus, columns);
+    store(output, columns, above, masked, added, true);
   }
 }

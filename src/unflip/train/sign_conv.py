@@ -122,10 +122,13 @@ def _convolve(
     kind: int,
 ) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
-    # The op multiplies with these halves and gives its gradient to the weight. Out here, the compiler can make
-    # them in the kernel that computes the signs.
-    halves = weight.detach().to(torch.float16).contiguous(memory_format=torch.channels_last)
-    return _forward(x, weight, halves, _single(stride), _single(padding), kind)
+    return forward(x, weight, halves(weight), _single(stride), _single(padding), kind)
+
+
+def halves(weight: Tensor) -> Tensor:
+    """What the kernels multiply with; the gradient goes to the weight itself. Out here, the compiler can make them in
+    the kernel that computes the signs."""
+    return weight.detach().to(torch.float16).contiguous(memory_format=torch.channels_last)
 
 
 def share_device(networks: int) -> None:
@@ -297,14 +300,14 @@ def _pixel_blocks(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> l
         columns, channels, skipped = kwargs["BLOCK_O"], kwargs["C"], 1
     else:
         columns, channels, skipped = kwargs["BLOCK_C"], kwargs["O"], kwargs["STRIDE"]
-    terms = channels * _cdiv(kwargs["KH"], skipped) * _cdiv(kwargs["KW"], skipped)
+    terms = channels * cdiv(kwargs["KH"], skipped) * cdiv(kwargs["KW"], skipped)
 
     def fits(config: Any) -> bool:
         block, unroll = config.kwargs["BLOCK_P"], config.kwargs["UNROLL"]
         step = config.kwargs["GROUP"] * kwargs["PART"]
-        if unroll and _cdiv(terms, step) > 18:
+        if unroll and cdiv(terms, step) > 18:
             return False
-        programs = _cdiv(kwargs["pixels"], block)
+        programs = cdiv(kwargs["pixels"], block)
         right_number = (programs >= 48 or block == 32) and (programs <= 2048 or block >= 128)
         limit = (1024 if unroll else 2048) * config.num_warps
         return right_number and block * max(step, columns) <= limit
@@ -561,6 +564,7 @@ def _dgrad_kernel(
     g_ptr,
     x_ptr,
     s_ptr,
+    plus_ptr,
     out_ptr,
     pixels,
     H: tl.constexpr,
@@ -576,6 +580,7 @@ def _dgrad_kernel(
     KIND: tl.constexpr,
     PART: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    ADDS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     GROUP: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -613,6 +618,8 @@ def _dgrad_kernel(
     at = (((n * H + ih) * W + iw) * C)[:, None] + c[None, :]
     if KIND != 2:
         x = tl.load(x_ptr + at, mask=known, other=0.0)
+    if ADDS:
+        plus = tl.load(plus_ptr + at, mask=known, other=0.0)
     oh = tl.where(row < pixels, oh, -1)  # past the end, no tap leads inside
     g_at = g_ptr + ((n * HO + oh) * WO + ow) * O
     total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
@@ -638,6 +645,8 @@ def _dgrad_kernel(
             total = tl.dot(g, signs, total)
     if KIND != 2:
         total = tl.where(_passes(x, KIND), total, 0.0)
+    if ADDS:
+        total += plus.to(tl.float32)
     tl.store(out_ptr + at, total.to(tl.float16), mask=known)
 
 
@@ -718,7 +727,7 @@ def _wgrad_kernel(
 # ------------------------------------------------------------------------------------- torch operators
 
 
-def _power(count: int, most: int) -> int:
+def power(count: int, most: int) -> int:
     """The smallest power of two that covers ``count``, between 16 and ``most``."""
     return min(most, max(16, 1 << (count - 1).bit_length()))
 
@@ -728,23 +737,23 @@ def _part(channels: int) -> int:
     return min(64, max(16, channels & -channels))
 
 
-def _cdiv(a: int, b: int) -> int:
+def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
 def _chunks(x: Tensor, size: tuple[int, int], terms: int, outputs: int) -> int:
     """How many partial sums the sign gradient has: enough programs to fill the device, no more."""
-    programs = _cdiv(terms, 64) * _cdiv(outputs, _power(outputs, 128))
-    filling = _cdiv(_filling(x, PROGRAMS_PER_SM), programs)
-    wanted = min(filling, MOST_PARTIAL // (terms * outputs))
-    images, positions = x.shape[0], _cdiv(size[0] * size[1], 64)
-    splits = _cdiv(positions, _cdiv(positions, max(1, wanted)))  # even shares
-    return splits * _cdiv(images, _cdiv(images, max(1, wanted // splits)))
+    programs = cdiv(terms, 64) * cdiv(outputs, power(outputs, 128))
+    wanted = cdiv(filling(x, PROGRAMS_PER_SM), programs)
+    wanted = min(wanted, MOST_PARTIAL // (terms * outputs))
+    images, positions = x.shape[0], cdiv(size[0] * size[1], 64)
+    splits = cdiv(positions, cdiv(positions, max(1, wanted)))  # even shares
+    return splits * cdiv(images, cdiv(images, max(1, wanted // splits)))
 
 
-def _filling(x: Tensor, per_processor: int) -> int:
+def filling(x: Tensor, per_processor: int) -> int:
     """How many programs fill the device, or this network's part of it: others do the rest."""
-    return _cdiv(per_processor * _processors(x), min(side_by_side, PROGRAMS_PER_SM))
+    return cdiv(per_processor * _processors(x), min(side_by_side, PROGRAMS_PER_SM))
 
 
 def _processors(x: Tensor) -> int:
@@ -863,7 +872,7 @@ def _has_cuda(weight_shape: Sequence[int], stride: int, padding: int, *tensors: 
 
 
 @torch.library.custom_op("unflip::sign_conv2d", mutates_args=())
-def _forward(
+def forward(
     x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, kind: int
 ) -> Tensor:
     """``halves`` are the signs to multiply with; ``signs`` only receives the gradient."""
@@ -888,9 +897,9 @@ def _fprop_by_triton(
 ) -> None:
     o = halves.shape[0]
     pixels = y.shape[0] * y.shape[2] * y.shape[3]
-    block_o = _power(o, 128)
+    block_o = power(o, 128)
     with torch.cuda.device_of(x):
-        _fprop_kernel[lambda meta: (_cdiv(pixels, meta["BLOCK_P"]), _cdiv(o, block_o))](
+        _fprop_kernel[lambda meta: (cdiv(pixels, meta["BLOCK_P"]), cdiv(o, block_o))](
             x_ptr=x,
             s_ptr=halves,
             y_ptr=y,
@@ -901,53 +910,79 @@ def _fprop_by_triton(
         )
 
 
-@_forward.register_fake
+@forward.register_fake
 def _(x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, kind: int) -> Tensor:
     return _empty_output(x, halves.shape, stride, padding)
 
 
 @torch.library.custom_op("unflip::sign_conv2d_dgrad", mutates_args=())
-def _dgrad(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, kind: int) -> Tensor:
-    """The gradient of x, straight through the sign and clipped."""
-    _check(x, grad, halves)
+def input_gradient(
+    grad: Tensor,
+    x: Tensor,
+    halves: Tensor,
+    stride: int,
+    padding: int,
+    kind: int,
+    plus: Tensor | None = None,
+) -> Tensor:
+    """The gradient of x, straight through the sign and clipped; and ``plus``, which it has from elsewhere."""
+    others = [] if plus is None else [plus]
+    _check(x, grad, halves, *others)
     out = torch.empty_like(x, memory_format=torch.channels_last)
-    by_triton = partial(_dgrad_by_triton, grad, x, halves, out, stride, padding, kind)
-    if not _has_cuda(halves.shape, stride, padding, grad, x, halves, out):
+    by_triton = partial(_dgrad_by_triton, grad, x, halves, plus, out, stride, padding, kind)
+    if not _has_cuda(halves.shape, stride, padding, grad, x, halves, out, *others):
         by_triton()
         return out
     with torch.cuda.device_of(x):
         _by_the_faster(
             _key("dgrad", x, halves.shape[0], kind),
             x.shape[2],
-            partial(sign_conv_cuda.dgrad, grad, x, halves, out, kind),
+            partial(sign_conv_cuda.dgrad, grad, x, halves, plus, out, kind),
             by_triton,
         )
     return out
 
 
 def _dgrad_by_triton(
-    grad: Tensor, x: Tensor, halves: Tensor, out: Tensor, stride: int, padding: int, kind: int
+    grad: Tensor,
+    x: Tensor,
+    halves: Tensor,
+    plus: Tensor | None,
+    out: Tensor,
+    stride: int,
+    padding: int,
+    kind: int,
 ) -> None:
     n, c, h, w = x.shape
-    pixels = n * _cdiv(h, stride) * _cdiv(w, stride)
-    block_c = _power(c, 128)
+    pixels = n * cdiv(h, stride) * cdiv(w, stride)
+    block_c = power(c, 128)
     with torch.cuda.device_of(x):
         _dgrad_kernel[
-            lambda meta: (_cdiv(pixels, meta["BLOCK_P"]), _cdiv(c, block_c), stride * stride)
+            lambda meta: (cdiv(pixels, meta["BLOCK_P"]), cdiv(c, block_c), stride * stride)
         ](
             g_ptr=grad,
             x_ptr=x,
             s_ptr=halves,
+            plus_ptr=x if plus is None else plus,
             out_ptr=out,
             pixels=pixels,
             **_geometry(x, halves.shape, stride, padding, kind),
             PART=_part(halves.shape[0]),
             BLOCK_C=block_c,
+            ADDS=plus is not None,
         )
 
 
-@_dgrad.register_fake
-def _(grad: Tensor, x: Tensor, halves: Tensor, stride: int, padding: int, kind: int) -> Tensor:
+@input_gradient.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    halves: Tensor,
+    stride: int,
+    padding: int,
+    kind: int,
+    plus: Tensor | None = None,
+) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
@@ -982,9 +1017,9 @@ def _strip_chunks(x: Tensor, kind: int, rows: int) -> int:
     """As :func:`_chunks`, of strips: a block for each chunk and tile, two for each processor."""
     images, c, h, w = x.shape
     plan = sign_conv_cuda.strips(images, c, h, w, kind, rows)
-    filling = _cdiv(_filling(x, 2), plan.tiles)
-    wanted = max(1, min(filling, MOST_PARTIAL // (9 * c * c)))
-    return _cdiv(plan.number, _cdiv(plan.number, wanted))  # even shares
+    wanted = cdiv(filling(x, 2), plan.tiles)
+    wanted = max(1, min(wanted, MOST_PARTIAL // (9 * c * c)))
+    return cdiv(plan.number, cdiv(plan.number, wanted))  # even shares
 
 
 def _wgrad_by_triton(
@@ -992,13 +1027,13 @@ def _wgrad_by_triton(
 ) -> Tensor:
     c, o = x.shape[1], grad.shape[1]
     out = _empty_partial(x, grad, kh, kw, _chunks(x, _size(grad), c * kh * kw, o))
-    block_o, part = _power(o, 128), _part(c)
+    block_o, part = power(o, 128), _part(c)
     with torch.cuda.device_of(x):
         _wgrad_kernel[
             lambda meta: (
                 out.shape[0],
-                _cdiv(c * kh * kw, part * meta["GROUP"]),
-                _cdiv(o, block_o),
+                cdiv(c * kh * kw, part * meta["GROUP"]),
+                cdiv(o, block_o),
             )
         ](
             g_ptr=grad,
@@ -1028,6 +1063,20 @@ def _(grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, kind
     return _empty_partial(x, grad, kh, kw, chunks)
 
 
+def sign_gradient(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    stride: int,
+    padding: int,
+    kind: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The gradient of signs of that shape. Partial sums are added out here, where the compiler can go on with them."""
+    partial = _wgrad(grad, x, shape[2], shape[3], stride, padding, kind)
+    return partial.sum(0).permute(0, 3, 1, 2).to(dtype)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, signs, halves, ctx.stride, ctx.padding, ctx.kind = inputs
     ctx.signs_dtype = signs.dtype
@@ -1039,12 +1088,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
     grad_x = grad_signs = None
     if ctx.needs_input_grad[0]:
-        grad_x = _dgrad(grad, x, halves, ctx.stride, ctx.padding, ctx.kind)
+        grad_x = input_gradient(grad, x, halves, ctx.stride, ctx.padding, ctx.kind)
     if ctx.needs_input_grad[1]:
-        kh, kw = halves.shape[2:]
-        partial = _wgrad(grad, x, kh, kw, ctx.stride, ctx.padding, ctx.kind)
-        grad_signs = partial.sum(0).permute(0, 3, 1, 2).to(ctx.signs_dtype)
+        grad_signs = sign_gradient(
+            grad, x, halves.shape, ctx.stride, ctx.padding, ctx.kind, ctx.signs_dtype
+        )
     return grad_x, grad_signs, None, None, None, None
 
 
-_forward.register_autograd(_backward, setup_context=_save)
+forward.register_autograd(_backward, setup_context=_save)

@@ -61,16 +61,34 @@ def choices(height: int) -> list[int]:
 
 def fprop(x: Tensor, signs: Tensor, y: Tensor, kind: int, rows: int) -> None:
     """``y`` = conv2d(B(x), signs). All are float16 and channels_last; ``kind`` is an index of ``sign_conv.INPUTS``."""
-    _launch(x, signs, x, y, kind, rows, gradient=0)
+    _launch(x, signs, x, x, y, kind, rows, gradient=0)
 
 
-def dgrad(grad: Tensor, x: Tensor, signs: Tensor, out: Tensor, kind: int, rows: int) -> None:
-    """``out`` = the gradient of x, for ``grad`` of the output."""
-    _launch(grad, signs, x, out, kind, rows, gradient=1)
+def dgrad(
+    grad: Tensor,
+    x: Tensor,
+    signs: Tensor,
+    plus: Tensor | None,
+    out: Tensor,
+    kind: int,
+    rows: int,
+) -> None:
+    """``out`` = the gradient of x, for ``grad`` of the output; and ``plus``, where that is given."""
+    if plus is None:
+        _launch(grad, signs, x, x, out, kind, rows, gradient=1)
+    else:
+        _launch(grad, signs, x, plus, out, kind, rows, gradient=2)
 
 
 def _launch(
-    source: Tensor, signs: Tensor, x: Tensor, result: Tensor, kind: int, rows: int, gradient: int
+    source: Tensor,
+    signs: Tensor,
+    x: Tensor,
+    plus: Tensor,
+    result: Tensor,
+    kind: int,
+    rows: int,
+    gradient: int,
 ) -> None:
     images, k, h, w = source.shape
     n = result.shape[1]
@@ -91,7 +109,7 @@ def _launch(
         kernel(
             grid=(blocks, 1, 1),
             block=(threads, 1, 1),
-            args=[source, signs, x, result, images, rows],
+            args=[source, signs, x, plus, result, images, rows],
             shared_mem=shared_bytes,
         )
 
