@@ -275,7 +275,7 @@ def test_the_engine_compares_the_kernels_and_drops_them(monkeypatch: pytest.Monk
         """What the engine looks at of a learner."""
 
         model = network(SMALL[:1])
-        recipe = type("Recipe", (), {"method": "lns"})
+        recipe = type("Recipe", (), {"method": "lns", "model": "small"})
 
     monkeypatch.setattr(mapping, "kernels", False)
     made = object.__new__(engine.Engine)
