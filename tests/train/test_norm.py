@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from unflip import layers
 from unflip.data import ImageSet
 from unflip.layers import BinaryConv2d, binary_layers
+from unflip.methods.reactnet import RPReLU
 from unflip.train import engine as engines
 from unflip.train import load_recipe, norm
 from unflip.train.batches import Images
@@ -28,10 +29,17 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")
 
 # images, channels, height, width
-SHAPES = [(2, 16, 8, 8), (3, 48, 5, 7), (9, 32, 16, 16), (1, 144, 3, 3), (1, 16, 1, 2)]
+SHAPES = [(2, 16, 8, 8), (3, 48, 5, 7), (9, 32, 16, 16), (1, 144, 3, 3), (2, 16, 1, 3)]
 parts = pytest.mark.parametrize(
-    ("slopes", "scales", "shortcut"),
-    [("each", "one", True), ("one", "each", False), ("none", "one", True), ("none", "each", False)],
+    ("slopes", "shifted", "scales", "shortcut"),
+    [
+        ("each", False, "one", True),
+        ("one", False, "each", False),
+        ("each", True, "each", True),
+        ("one", True, "one", False),
+        ("none", False, "one", True),
+        ("none", False, "each", False),
+    ],
 )
 
 
@@ -39,13 +47,16 @@ def channels_last(values: Tensor) -> Tensor:
     return values.to(DEVICE).contiguous(memory_format=torch.channels_last)
 
 
-def example(shape: tuple[int, ...], slopes: str, scales: str, shortcut: bool) -> dict[str, Any]:
+def example(
+    shape: tuple[int, ...], slopes: str, shifted: bool, scales: str, shortcut: bool
+) -> dict[str, Any]:
     torch.manual_seed(0)
     c = shape[1]
     count = {"one": 1, "each": c}
     near = torch.randn(c) / 10
     leaves = {
         "y": channels_last(torch.randint(-40, 41, shape).half()).requires_grad_(),
+        "shift": torch.randn(c).to(DEVICE).requires_grad_() if shifted else None,
         "slope": None
         if slopes == "none"
         else (torch.randn(count[slopes]) / 2).to(DEVICE).requires_grad_(),
@@ -66,6 +77,8 @@ def reference(example: dict[str, Any]) -> tuple[list[Tensor], Tensor, Tensor]:
     }
     y, slope = doubles["y"], doubles["slope"]
     z = y * example["scale"].double().view(1, -1, 1, 1)
+    if doubles["shift"] is not None:
+        z = z + doubles["shift"].view(1, -1, 1, 1)
     if slope is not None:
         z = F.prelu(z, slope)
     gamma, beta = doubles["gamma"], doubles["beta"]
@@ -76,7 +89,7 @@ def reference(example: dict[str, Any]) -> tuple[list[Tensor], Tensor, Tensor]:
     return [leaf for leaf in doubles.values() if leaf is not None], out, moments
 
 
-LEAVES = ("y", "slope", "gamma", "beta", "shortcut")
+LEAVES = ("y", "shift", "slope", "gamma", "beta", "shortcut")
 
 
 def off(found: Tensor, expected: Tensor) -> float:
@@ -89,15 +102,16 @@ def test_in_the_interpreter(in_the_interpreter: Callable[[str], None]) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("slope", [True, False])
+@pytest.mark.parametrize(("slope", "shift"), norm.SUMS)
 @pytest.mark.parametrize("shape", [(128, 16, 32, 32), (128, 64, 8, 8), (2, 144, 8, 8)], ids=str)
 def test_kernels_compile_for_a_gpu_that_is_not_there(
-    shape: tuple[int, ...], slope: bool, compile_for_sm_90: Callable[..., None]
+    shape: tuple[int, ...], slope: bool, shift: bool, compile_for_sm_90: Callable[..., None]
 ) -> None:
     plan = norm._Plan(torch.empty(shape, device="meta"))
-    blocks = {k: v for k, v in plan.blocks.items() if k != "num_warps"} | {"HAS_SLOPE": slope}
+    blocks = {k: v for k, v in plan.blocks.items() if k != "num_warps"}
+    blocks |= {"HAS_SLOPE": slope, "HAS_SHIFT": shift}
     second = {"PROGRAMS": plan.programs, "BLOCK": plan.block}
-    count = {"COUNT": norm.SUMS if slope else 2}
+    count = {"COUNT": norm.SUMS[slope, shift]}
     kinds = {"pixels": "i32", "share": "i32", "eps": "fp32", "": "*fp32"}
     kinds |= dict.fromkeys(("y_ptr", "g_ptr", "shortcut_ptr"), "*fp16")
     compile_it = compile_for_sm_90
@@ -115,9 +129,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
 @parts
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients(
-    shape: tuple[int, ...], slopes: str, scales: str, shortcut: bool
+    shape: tuple[int, ...], slopes: str, shifted: bool, scales: str, shortcut: bool
 ) -> None:
-    case = example(shape, slopes, scales, shortcut)
+    case = example(shape, slopes, shifted, scales, shortcut)
     out, moments = norm.normalise(**case)
     doubles, expected, expected_moments = reference(case)
     assert out.dtype == torch.float16
@@ -131,9 +145,7 @@ def test_values_and_gradients(
     for leaf, a, b in zip(leaves, found, exact, strict=True):
         assert a.dtype == leaf.dtype
         assert a.shape == leaf.shape
-        # With two pixels a channel, ẑ is ±1 whatever y is: the gradient is a difference of equals.
-        tolerance = 5e-4 if a.dtype == torch.float16 else 1e-4
-        assert off(a, b) < tolerance or b.norm() < 1e-2 * grad.norm()
+        assert off(a, b) < (5e-4 if a.dtype == torch.float16 else 1e-4)
 
 
 @runs
@@ -141,7 +153,7 @@ def test_the_same_bits_every_time_and_compiled() -> None:
     compiled = torch.compile(norm.normalise, backend="aot_eager", fullgraph=True, dynamic=False)
     results = []
     for function in (norm.normalise, norm.normalise, compiled):
-        case = example(SHAPES[2], "each", "one", True)
+        case = example(SHAPES[2], "each", True, "one", True)
         out, moments = function(**case)
         leaves = [case[name] for name in LEAVES]
         grads = torch.autograd.grad(out, leaves, torch.ones_like(out) / 8)
@@ -154,8 +166,9 @@ def test_the_same_bits_every_time_and_compiled() -> None:
 @runs
 def test_operators_keep_their_promises() -> None:
     """Schema, fake tensors (shape, strides, dtype), autograd registration."""
-    case = example(SHAPES[0], "each", "each", True)
-    args = (*(case[k] for k in ("y", "scale", "slope", "gamma", "beta", "shortcut", "near")), 1e-5)
+    case = example(SHAPES[0], "each", True, "each", True)
+    order = ("y", "scale", "shift", "slope", "gamma", "beta", "shortcut", "near")
+    args = (*(case[k] for k in order), 1e-5)
     flat = [a.detach().flatten() if k == 1 else a for k, a in enumerate(args)]
     torch.library.opcheck(
         torch.ops.unflip.normalise.default,
@@ -173,12 +186,14 @@ def test_operators_keep_their_promises() -> None:
         ({"shortcut": torch.zeros(2, 16, 3, 2).half()}, r"shortcut has shape \(2, 16, 3, 2\)"),
         ({"slope": torch.zeros(3)}, "slope has 3 values for 16 channels"),
         ({"scale": torch.zeros(2)}, "scale has 2 values for 16 channels"),
+        ({"shift": torch.zeros(16), "slope": None}, "a shift without slopes"),
     ],
 )
 def test_what_is_refused(change: dict[str, Tensor], message: str) -> None:
     case: dict[str, Any] = {
         "y": torch.zeros(2, 16, 3, 3).half(),
         "scale": torch.ones(1),
+        "shift": None,
         "slope": torch.ones(16),
         "gamma": torch.ones(16),
         "beta": torch.zeros(16),
@@ -203,12 +218,17 @@ def test_programs_cover_every_pixel_and_share_the_device(monkeypatch: pytest.Mon
     assert norm._Plan(y).programs <= alone // 1.9
 
 
-def modules(method: Any = "dorefa") -> tuple[nn.Module, nn.Module, nn.Module]:
+def modules(
+    method: Any = "dorefa", shifted: bool = False
+) -> tuple[nn.Module, nn.Module, nn.Module]:
     torch.manual_seed(0)
     conv = BinaryConv2d(16, 16, 3, padding=1, bias=False, method=method)
     bn = nn.BatchNorm2d(16)
     nn.init.normal_(bn.weight)
-    return tuple(m.to(DEVICE) for m in (conv, nn.PReLU(16), bn))  # type: ignore[return-value]
+    activation = RPReLU(nn.PReLU(16)) if shifted else nn.PReLU(16)
+    for shift in activation.adapted.parameters() if isinstance(activation, RPReLU) else ():
+        nn.init.normal_(shift)
+    return tuple(m.to(DEVICE) for m in (conv, activation, bn))  # type: ignore[return-value]
 
 
 def test_what_is_left_to_torch() -> None:
@@ -240,7 +260,7 @@ def our_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @runs
 @pytest.mark.usefixtures("our_product")
-@pytest.mark.parametrize("name", ["prelu", "no prelu"])
+@pytest.mark.parametrize("name", ["prelu", "rprelu", "no prelu"])
 @pytest.mark.parametrize("inputs", ["pm1", "01"])
 @pytest.mark.parametrize("size", [3, 1])
 def test_a_shortcut_that_is_the_input_is_one_operator(
@@ -250,10 +270,11 @@ def test_a_shortcut_that_is_the_input_is_one_operator(
     torch.manual_seed(0)
     method = {"name": "dorefa", "inputs": inputs}
     conv = BinaryConv2d(16, 16, size, padding=size // 2, bias=False, method=method).to(DEVICE)
-    _, prelu, bn = modules()
-    activation = prelu if name == "prelu" else nn.Identity()
+    _, activation, bn = modules(shifted=name == "rprelu")
+    activation = nn.Identity() if name == "no prelu" else activation
     x = channels_last(torch.randn(3, 16, 6, 5).half()).requires_grad_()
-    leaves = [x, conv.weight, *activation.parameters(), *bn.parameters()]
+    shifts = [p for n, p in activation.named_parameters() if n != "adapted.after"]
+    leaves = [x, conv.weight, *shifts, *bn.parameters()]
     grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).half().to(DEVICE)
     calls = []
     true = norm._both
@@ -313,16 +334,17 @@ def test_where_convolution_and_norm_are_one(change: dict[str, Any], has: bool) -
 
 
 @runs
-def test_running_statistics_are_those_of_batchnorm() -> None:
+@pytest.mark.parametrize("shifted", [False, True])
+def test_running_statistics_are_those_of_batchnorm(shifted: bool) -> None:
     x = channels_last(torch.randn(3, 16, 6, 5).half())
-    conv, prelu, bn = modules()
+    conv, prelu, bn = modules(shifted=shifted)
     others = copy.deepcopy((conv, prelu, bn))
     with torch.autocast(DEVICE, torch.float16):
         for _ in range(3):
             out = norm.normalised(conv, prelu, bn, x, x)
             expected = layers.normalised(*others, x, x)
     assert out is not None
-    assert off(out, expected.double()) < 2e-3
+    assert off(out, expected.double()) < (1e-2 if shifted else 2e-3)  # torch rounds u and z to half
     theirs: Any = others[2]
     assert off(bn.running_mean, theirs.running_mean.double()) < 1e-3  # type: ignore[arg-type]
     assert off(bn.running_var, theirs.running_var.double()) < 1e-3  # type: ignore[arg-type]
@@ -339,12 +361,14 @@ def learner(digits: ImageSet, *changes: str) -> Learner:
 
 
 @runs
-@pytest.mark.parametrize("shortcut", ["block", "conv"])
+@pytest.mark.parametrize(
+    "change", ["model.shortcut=block", "model.shortcut=conv", "method=reactnet"]
+)
 def test_all_of_a_network_is_compared_before_it_is_used(
-    shortcut: str, digits: ImageSet, monkeypatch: pytest.MonkeyPatch
+    change: str, digits: ImageSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layers, "fused_norm", None)
-    made = learner(digits, f"model.shortcut={shortcut}")
+    made = learner(digits, change)
     before = made.snapshot()
     calls = engines._normalised(made)
     assert [c[0].path for c in calls] == [name for name, _ in binary_layers(made.model)]

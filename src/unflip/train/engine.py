@@ -302,7 +302,9 @@ def _normalised_values(
         "shift": batch_norm.bias,
     }
     leaves |= {"shortcut": shortcut} if shortcut is not None and shortcut is not x else {}
-    leaves |= {f"activation's {name}": p for name, p in activation.named_parameters()}
+    parameters = dict(activation.named_parameters())
+    parameters.pop("adapted.after", None)  # RPReLU's second shift, which BatchNorm takes away again
+    leaves |= {f"activation's {name}": parameter for name, parameter in parameters.items()}
     grads = torch.autograd.grad((y.float() * _probe(y)).sum(), list(leaves.values()))
     values = {"output": y, "mean": batch_norm.running_mean, "variance": batch_norm.running_var}
     values = {name: value.detach().clone() for name, value in values.items()}

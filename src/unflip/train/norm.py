@@ -3,18 +3,21 @@
 What follows a binary convolution reads and writes far more memory than the convolution itself. A compiler that is given
 the operations one by one needs a third pass backward, for the slopes' gradient, and reads the terms of the shortcut's
 gradient anew in each. All of it is written out here, for the convolution's whole numbers y (M pixels of C channels,
-NHWC), the scale s of their filters (a constant here), slopes a, BatchNorm's γ and β, and the shortcut t:
+NHWC), the scale s of their filters (a constant here), slopes a, BatchNorm's γ and β, and the shortcut t. A learned
+shift b before the PReLU is ReActNet's:
 
-    u = s · y     z = u where u > 0, else a · u     ẑ = (z − mean z) / √(var z + ε)     out = γ · ẑ + β + t
+    u = s · y + b     z = u where u > 0, else a · u     ẑ = (z − mean z) / √(var z + ε)     out = γ · ẑ + β + t
 
 Forward: one pass over y for mean and variance, one that writes the output. Backward, with g the gradient of out,
-n = 1[u ≤ 0] and r = 1 / √(var z + ε), one pass over g and y for five sums over a channel's pixels,
+n = 1[u ≤ 0] and r = 1 / √(var z + ε), one pass over g and y for up to eight sums over a channel's pixels,
 
     S₁ = Σ g     S₂ = Σ g · ẑ     S₃ = Σ n · u · g     S₄ = Σ n · u     S₅ = Σ n · u · ẑ
+                                  S₆ = Σ n · g         S₇ = Σ n         S₈ = Σ n · ẑ
 
-which are all that the small gradients need,
+which are all that the small gradients need (Σ ∂z is 0),
 
-    ∂β = S₁     ∂γ = S₂     ∂a = Σ n · u · ∂z = γ · r · (S₃ − S₄ · S₁ / M − S₅ · S₂ / M)
+    ∂β = S₁     ∂γ = S₂     ∂a = Σ n · u · ∂z      = γ · r · (S₃ − S₄ · S₁ / M − S₅ · S₂ / M)
+                            ∂b = (a − 1) Σ n · ∂z  = γ · r · (S₆ − S₇ · S₁ / M − S₈ · S₂ / M) · (a − 1)
 
 and one that writes ∂y = s · (a where n, else 1) · ∂z with ∂z = γ · r · (g − S₁ / M − ẑ · S₂ / M). ∂t is g itself.
 
@@ -32,6 +35,7 @@ adds them up again, in the same order: there are no atomics, and the same bits e
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,6 +43,7 @@ from torch import Tensor, nn
 
 from unflip import layers
 from unflip.methods.base import InputBinarizer
+from unflip.methods.reactnet import RPReLU
 from unflip.train import sign_conv
 from unflip.train.sign_conv import MOST_ELEMENTS, _jit, cdiv, filling, power
 
@@ -49,14 +54,19 @@ except ImportError:
 
 TILE = 4096  # values of one step of a program
 WARPS = 8
-SUMS_SHARE = 2  # five sums take many registers: smaller programs, of which more fit
+SUMS_SHARE = 2  # many sums take many registers: smaller programs, of which more fit
 LEAST = 4 * TILE  # values of a program of the first pass: more programs leave more partial sums
-SUMS = 5
+SUMS = {
+    (False, False): 2,
+    (True, False): 5,
+    (True, True): 8,
+}  # with slopes, with a shift before them
 
 
 def normalise(
     y: Tensor,
     scale: Tensor,
+    shift: Tensor | None,
     slope: Tensor | None,
     gamma: Tensor,
     beta: Tensor,
@@ -64,36 +74,42 @@ def normalise(
     near: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """``BatchNorm(PReLU(scale · y)) + shortcut``, and the batch's mean and (biased) variance (2, C).
+    """``BatchNorm(PReLU(scale · y + shift)) + shortcut``, and the batch's mean and (biased) variance (2, C).
 
     ``y`` and ``shortcut`` are float16 (N, C, H, W), best in channels_last, and so is the output; the rest is float32.
-    ``scale`` and ``slope`` have one value, or one a channel; ``near`` is a guess of the means. No PReLU where ``slope``
-    is None. There are gradients of all but ``scale``, ``near`` and the moments.
+    ``scale``, ``shift`` and ``slope`` have one value, or one a channel; ``near`` is a guess of the means. No PReLU
+    where ``slope`` is None, and no shift where that is. There are gradients of all but ``scale``, ``near`` and the
+    moments.
     """
-    problem = _obstacle(y, scale, slope, shortcut)
+    problem = _obstacle(y, scale, shift, slope, shortcut)
     if problem is not None:
         raise ValueError(f"normalise: {problem}")
     y = y.contiguous(memory_format=torch.channels_last)
     if shortcut is not None:
         shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-    scales, slopes = _by_channel(y.shape[1], scale, slope)
-    out, moments = _forward(y, scales, slopes, gamma, beta, shortcut, near.detach(), eps)
+    values = _by_channel(y.shape[1], scale, shift, slope)
+    out, moments = _forward(y, *values, gamma, beta, shortcut, near.detach(), eps)
     return out, moments
 
 
-def _by_channel(c: int, scale: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _by_channel(
+    c: int, scale: Tensor, *others: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """One value for all channels is as many equal ones: a few bytes, and its gradient is their sum."""
     scales = scale.detach().float().flatten().expand(c).contiguous()
-    return scales, None if slope is None else slope.float().expand(c).contiguous()
+    shift, slope = (None if v is None else v.float().expand(c).contiguous() for v in others)
+    return scales, shift, slope
 
 
-def supports(y: Tensor, scale: Tensor, slope: Tensor | None, shortcut: Tensor | None) -> bool:
+def supports(
+    y: Tensor, scale: Tensor, shift: Tensor | None, slope: Tensor | None, shortcut: Tensor | None
+) -> bool:
     """Whether the kernels cover this."""
-    return _obstacle(y, scale, slope, shortcut) is None
+    return _obstacle(y, scale, shift, slope, shortcut) is None
 
 
 def _obstacle(
-    y: Tensor, scale: Tensor, slope: Tensor | None, shortcut: Tensor | None
+    y: Tensor, scale: Tensor, shift: Tensor | None, slope: Tensor | None, shortcut: Tensor | None
 ) -> str | None:
     if y.dim() != 4 or y.numel() == 0:
         return f"the input has shape {tuple(y.shape)}, which should be (N, C, H, W)"
@@ -107,9 +123,11 @@ def _obstacle(
         return f"{c} channels are no multiple of 16"
     if y.numel() > MOST_ELEMENTS:
         return "too many elements for 32-bit offsets"
-    for name, tensor in (("scale", scale), ("slope", slope)):
+    for name, tensor in (("scale", scale), ("shift", shift), ("slope", slope)):
         if tensor is not None and tensor.numel() not in (1, c):
             return f"{name} has {tensor.numel()} values for {c} channels"
+    if slope is None and shift is not None:
+        return "a shift without slopes changes nothing that BatchNorm does not take away"
     return None
 
 
@@ -117,19 +135,22 @@ def _obstacle(
 
 
 @_jit
-def _activation(y, scale, slope, HAS_SLOPE: tl.constexpr):
+def _activation(y, scale, shift, slope, HAS_SHIFT: tl.constexpr, HAS_SLOPE: tl.constexpr):
     """u and z."""
     u = y.to(tl.float32) * scale[None, :]
+    if HAS_SHIFT:
+        u += shift[None, :]
     if HAS_SLOPE:
         return u, tl.where(u > 0.0, u, u * slope[None, :])
     return u, u
 
 
 @_jit
-def _slopes(slope_ptr, c, known, HAS_SLOPE: tl.constexpr):
-    if HAS_SLOPE:
-        return tl.load(slope_ptr + c, mask=known, other=0.0)
-    return tl.zeros_like(c).to(tl.float32) + 1.0
+def _values(pointer, c, known, THERE: tl.constexpr):
+    """One a channel, or zeros."""
+    if THERE:
+        return tl.load(pointer + c, mask=known, other=0.0)
+    return tl.zeros_like(c).to(tl.float32)
 
 
 @_jit
@@ -153,12 +174,14 @@ def _total(
 def _moments_kernel(
     y_ptr,
     scale_ptr,
+    shift_ptr,
     slope_ptr,
     near_ptr,
     partial_ptr,
     pixels,
     share,
     C: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -168,7 +191,8 @@ def _moments_kernel(
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = c < C
     scale = tl.load(scale_ptr + c, mask=known, other=0.0)
-    slope = _slopes(slope_ptr, c, known, HAS_SLOPE)
+    shift = _values(shift_ptr, c, known, HAS_SHIFT)
+    slope = _values(slope_ptr, c, known, HAS_SLOPE)
     near = tl.load(near_ptr + c, mask=known, other=0.0)
     last = tl.minimum(program * share + share, pixels)
     first = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
@@ -177,7 +201,7 @@ def _moments_kernel(
         p = start + tl.arange(0, BLOCK_P)
         inside = (p < last)[:, None] & known[None, :]
         y = tl.load(y_ptr + p[:, None] * C + c[None, :], mask=inside, other=0.0)
-        _, z = _activation(y, scale, slope, HAS_SLOPE)
+        _, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
         off = tl.where(inside, z - near[None, :], 0.0)
         first += off
         second += off * off
@@ -190,6 +214,7 @@ def _moments_kernel(
 def _output_kernel(
     y_ptr,
     scale_ptr,
+    shift_ptr,
     slope_ptr,
     near_ptr,
     gamma_ptr,
@@ -201,6 +226,7 @@ def _output_kernel(
     pixels,
     eps,
     C: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
     HAS_SHORTCUT: tl.constexpr,
     PROGRAMS: tl.constexpr,
@@ -221,12 +247,13 @@ def _output_kernel(
     factor = tl.load(gamma_ptr + c, mask=known, other=0.0) / tl.sqrt(variance + eps)
     constant = tl.load(beta_ptr + c, mask=known, other=0.0) - mean * factor
     scale = tl.load(scale_ptr + c, mask=known, other=0.0)
-    slope = _slopes(slope_ptr, c, known, HAS_SLOPE)
+    shift = _values(shift_ptr, c, known, HAS_SHIFT)
+    slope = _values(slope_ptr, c, known, HAS_SLOPE)
     p = program * BLOCK_P + tl.arange(0, BLOCK_P)
     inside = (p < pixels)[:, None] & known[None, :]
     at = p[:, None] * C + c[None, :]
     y = tl.load(y_ptr + at, mask=inside, other=0.0)
-    _, z = _activation(y, scale, slope, HAS_SLOPE)
+    _, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
     out = z * factor[None, :] + constant[None, :]
     if HAS_SHORTCUT:
         out += tl.load(shortcut_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -238,6 +265,7 @@ def _sums_kernel(
     g_ptr,
     y_ptr,
     scale_ptr,
+    shift_ptr,
     slope_ptr,
     moments_ptr,
     partial_ptr,
@@ -245,17 +273,19 @@ def _sums_kernel(
     share,
     eps,
     C: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
     COUNT: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Partial sums (program, COUNT, C) of S₁ ... S₅, or of the first two without slopes."""
+    """Partial sums (program, COUNT, C) of S₁ and S₂, with slopes up to S₅, with a shift of all."""
     program = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = c < C
     scale = tl.load(scale_ptr + c, mask=known, other=0.0)
-    slope = _slopes(slope_ptr, c, known, HAS_SLOPE)
+    shift = _values(shift_ptr, c, known, HAS_SHIFT)
+    slope = _values(slope_ptr, c, known, HAS_SLOPE)
     mean = tl.load(moments_ptr + c, mask=known, other=0.0)
     r = 1.0 / tl.sqrt(tl.load(moments_ptr + C + c, mask=known, other=1.0) + eps)
     last = tl.minimum(program * share + share, pixels)
@@ -264,21 +294,29 @@ def _sums_kernel(
     s3 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     s4 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     s5 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    s6 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    s7 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    s8 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     for start in tl.range(program * share, last, BLOCK_P):
         p = start + tl.arange(0, BLOCK_P)
         inside = (p < last)[:, None] & known[None, :]
         at = p[:, None] * C + c[None, :]
         y = tl.load(y_ptr + at, mask=inside, other=0.0)
         g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        u, z = _activation(y, scale, slope, HAS_SLOPE)
+        u, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
         normal = (z - mean[None, :]) * r[None, :]
         s1 += g
         s2 += g * normal
-        if HAS_SLOPE:  # outside u is 0
-            negative = tl.minimum(u, 0.0)
+        if HAS_SLOPE:
+            negative = tl.where(inside, tl.minimum(u, 0.0), 0.0)
             s3 += negative * g
             s4 += negative
             s5 += negative * normal
+        if HAS_SHIFT:
+            n = tl.where(inside & (u <= 0.0), 1.0, 0.0)
+            s6 += n * g
+            s7 += n
+            s8 += n * normal
     at_c = partial_ptr + program * COUNT * C + c
     tl.store(at_c, tl.sum(s1, 0), mask=known)
     tl.store(at_c + C, tl.sum(s2, 0), mask=known)
@@ -286,6 +324,10 @@ def _sums_kernel(
         tl.store(at_c + 2 * C, tl.sum(s3, 0), mask=known)
         tl.store(at_c + 3 * C, tl.sum(s4, 0), mask=known)
         tl.store(at_c + 4 * C, tl.sum(s5, 0), mask=known)
+    if HAS_SHIFT:
+        tl.store(at_c + 5 * C, tl.sum(s6, 0), mask=known)
+        tl.store(at_c + 6 * C, tl.sum(s7, 0), mask=known)
+        tl.store(at_c + 7 * C, tl.sum(s8, 0), mask=known)
 
 
 @_jit
@@ -293,6 +335,7 @@ def _input_gradient_kernel(
     g_ptr,
     y_ptr,
     scale_ptr,
+    shift_ptr,
     slope_ptr,
     gamma_ptr,
     moments_ptr,
@@ -302,6 +345,7 @@ def _input_gradient_kernel(
     pixels,
     eps,
     C: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
     COUNT: tl.constexpr,
     PROGRAMS: tl.constexpr,
@@ -309,12 +353,13 @@ def _input_gradient_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """The gradient of y; the first program also writes those of γ, β and the slopes, (3, C)."""
+    """The gradient of y; the first program also writes those of γ, β, slopes and shift, (4, C)."""
     program = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = c < C
     scale = tl.load(scale_ptr + c, mask=known, other=0.0)
-    slope = _slopes(slope_ptr, c, known, HAS_SLOPE)
+    shift = _values(shift_ptr, c, known, HAS_SHIFT)
+    slope = _values(slope_ptr, c, known, HAS_SLOPE)
     mean = tl.load(moments_ptr + c, mask=known, other=0.0)
     r = 1.0 / tl.sqrt(tl.load(moments_ptr + C + c, mask=known, other=1.0) + eps)
     factor = tl.load(gamma_ptr + c, mask=known, other=0.0) * r
@@ -329,12 +374,18 @@ def _input_gradient_kernel(
             s5 = _total(partial_ptr, 4, c, known, PROGRAMS, BLOCK, COUNT, C)
             of_slope = factor * (s3 - (s4 * s1 + s5 * s2) / pixels)
             tl.store(small_ptr + 2 * C + c, of_slope, mask=known)
+        if HAS_SHIFT:
+            s6 = _total(partial_ptr, 5, c, known, PROGRAMS, BLOCK, COUNT, C)
+            s7 = _total(partial_ptr, 6, c, known, PROGRAMS, BLOCK, COUNT, C)
+            s8 = _total(partial_ptr, 7, c, known, PROGRAMS, BLOCK, COUNT, C)
+            of_shift = factor * (s6 - (s7 * s1 + s8 * s2) / pixels) * (slope - 1.0)
+            tl.store(small_ptr + 3 * C + c, of_shift, mask=known)
     p = program * BLOCK_P + tl.arange(0, BLOCK_P)
     inside = (p < pixels)[:, None] & known[None, :]
     at = p[:, None] * C + c[None, :]
     y = tl.load(y_ptr + at, mask=inside, other=0.0)
     g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    u, z = _activation(y, scale, slope, HAS_SLOPE)
+    u, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
     normal = (z - mean[None, :]) * r[None, :]
     of_z = factor[None, :] * (g - (s1[None, :] + normal * s2[None, :]) / pixels)
     of_y = of_z * scale[None, :]
@@ -376,6 +427,7 @@ class _Plan:
 def _forward(
     y: Tensor,
     scale: Tensor,
+    shift: Tensor | None,
     slope: Tensor | None,
     gamma: Tensor,
     beta: Tensor,
@@ -384,18 +436,21 @@ def _forward(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     plan = _Plan(y)
-    blocks = {**plan.blocks, "HAS_SLOPE": slope is not None}
+    blocks = {**plan.blocks, "HAS_SHIFT": shift is not None, "HAS_SLOPE": slope is not None}
     out = torch.empty_like(y, memory_format=torch.channels_last)
     moments = torch.empty(2, y.shape[1], device=y.device)
     partial = torch.empty(plan.programs, 2, y.shape[1], device=y.device)
-    some_slope = scale if slope is None else slope  # a pointer, at least
+    some_shift, some_slope = (
+        scale if v is None else v for v in (shift, slope)
+    )  # pointers, at least
     with torch.cuda.device_of(y):
         _moments_kernel[plan.first_pass](
-            y, scale, some_slope, near, partial, plan.pixels, plan.share, **blocks
+            y, scale, some_shift, some_slope, near, partial, plan.pixels, plan.share, **blocks
         )
         _output_kernel[plan.second_pass](
             y,
             scale,
+            some_shift,
             some_slope,
             near,
             gamma,
@@ -418,6 +473,7 @@ def _forward(
 def _(
     y: Tensor,
     scale: Tensor,
+    shift: Tensor | None,
     slope: Tensor | None,
     gamma: Tensor,
     beta: Tensor,
@@ -434,24 +490,26 @@ def _gradients(
     grad: Tensor,
     y: Tensor,
     scale: Tensor,
+    shift: Tensor | None,
     slope: Tensor | None,
     gamma: Tensor,
     moments: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of y, and those of γ, β and the slopes (3, C); the last is zero where there are none."""
+    """The gradient of y, and those of γ, β, slopes and shift (4, C), zero where there are none."""
     plan = _Plan(y)
-    blocks = {**plan.blocks, "HAS_SLOPE": slope is not None}
-    count = 2 if slope is None else SUMS
+    blocks = {**plan.blocks, "HAS_SHIFT": shift is not None, "HAS_SLOPE": slope is not None}
+    count = SUMS[slope is not None, shift is not None]
     out = torch.empty_like(y, memory_format=torch.channels_last)
-    small = torch.zeros(3, y.shape[1], device=y.device)
+    small = torch.zeros(4, y.shape[1], device=y.device)
     partial = torch.empty(plan.programs, count, y.shape[1], device=y.device)
-    some_slope = scale if slope is None else slope
+    some_shift, some_slope = (scale if v is None else v for v in (shift, slope))
     with torch.cuda.device_of(y):
         _sums_kernel[plan.first_pass](
             grad,
             y,
             scale,
+            some_shift,
             some_slope,
             moments,
             partial,
@@ -465,6 +523,7 @@ def _gradients(
             grad,
             y,
             scale,
+            some_shift,
             some_slope,
             gamma,
             moments,
@@ -486,37 +545,35 @@ def _(
     grad: Tensor,
     y: Tensor,
     scale: Tensor,
+    shift: Tensor | None,
     slope: Tensor | None,
     gamma: Tensor,
     moments: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(y, memory_format=torch.channels_last)
-    return out, y.new_empty(3, y.shape[1], dtype=torch.float32)
+    return out, y.new_empty(4, y.shape[1], dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    y, scale, slope, gamma, _, shortcut, _, ctx.eps = inputs
-    ctx.has_slope, ctx.has_shortcut = slope is not None, shortcut is not None
+    y, scale, shift, slope, gamma, _, shortcut, _, ctx.eps = inputs
+    ctx.has_shortcut = shortcut is not None
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(y, scale, gamma, output[1], *([slope] if ctx.has_slope else []))
+    ctx.save_for_backward(y, scale, shift, slope, gamma, output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    y, scale, gamma, moments, *slope = ctx.saved_tensors
     grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
-    of_y, small = _gradients(
-        grad, y, scale, slope[0] if ctx.has_slope else None, gamma, moments, ctx.eps
-    )
-    return (
-        of_y,
-        None,
-        small[2] if ctx.has_slope else None,
-        small[0],
-        small[1],
-        grad if ctx.has_shortcut else None,
-        None,
-        None,
+    of_y, small = _gradients(grad, *ctx.saved_tensors, ctx.eps)
+    of_shift, of_slope = _where_there(ctx.saved_tensors[2:4], small)
+    of_shortcut = grad if ctx.has_shortcut else None
+    return of_y, None, of_shift, of_slope, small[0], small[1], of_shortcut, None, None
+
+
+def _where_there(given: Sequence[Tensor | None], small: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of shift and slopes, where those were given."""
+    return tuple(
+        g if v is not None else None for v, g in zip(given, (small[3], small[2]), strict=True)
     )
 
 
@@ -531,6 +588,7 @@ def _both(
     padding: int,
     kind: int,
     scale: Tensor,
+    shift: Tensor | None,
     slope: Tensor | None,
     gamma: Tensor,
     beta: Tensor,
@@ -539,7 +597,7 @@ def _both(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, moments, and the product y, which the gradient needs."""
     y = sign_conv.forward(x, signs, halves, 1, padding, kind)
-    out, moments = _forward(y, scale, slope, gamma, beta, x, near, eps)
+    out, moments = _forward(y, scale, shift, slope, gamma, beta, x, near, eps)
     return out, moments, y
 
 
@@ -551,6 +609,7 @@ def _(
     padding: int,
     kind: int,
     scale: Tensor,
+    shift: Tensor | None,
     slope: Tensor | None,
     gamma: Tensor,
     beta: Tensor,
@@ -562,26 +621,23 @@ def _(
 
 
 def _save_both(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, signs, halves, ctx.padding, ctx.kind, scale, slope, gamma, _, _, ctx.eps = inputs
-    ctx.signs_dtype, ctx.has_slope = signs.dtype, slope is not None
+    x, signs, halves, ctx.padding, ctx.kind, scale, shift, slope, gamma, _, _, ctx.eps = inputs
+    ctx.signs_dtype = signs.dtype
     _, moments, y = output
     ctx.mark_non_differentiable(moments, y)
-    saved = [x, halves, y, scale, gamma, moments]
-    ctx.save_for_backward(*saved, *([slope] if ctx.has_slope else []))
+    ctx.save_for_backward(x, halves, y, scale, shift, slope, gamma, moments)
 
 
 def _backward_both(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    x, halves, y, scale, gamma, moments, *slope = ctx.saved_tensors
+    x, halves, *norm = ctx.saved_tensors
     grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
-    of_y, small = _gradients(
-        grad, y, scale, slope[0] if ctx.has_slope else None, gamma, moments, ctx.eps
-    )
+    of_y, small = _gradients(grad, *norm, ctx.eps)
     of_x = sign_conv.input_gradient(of_y, x, halves, 1, ctx.padding, ctx.kind, grad)
     of_signs = sign_conv.sign_gradient(
         of_y, x, halves.shape, 1, ctx.padding, ctx.kind, ctx.signs_dtype
     )
-    of_slope = small[2] if ctx.has_slope else None
-    return of_x, of_signs, None, None, None, None, of_slope, small[0], small[1], None, None
+    of_norm = *_where_there(norm[2:4], small), small[0], small[1], None, None
+    return of_x, of_signs, None, None, None, None, *of_norm
 
 
 _both.register_autograd(_backward_both, setup_context=_save_both)
@@ -596,31 +652,38 @@ def enabled() -> bool:
 
 
 def normalised(
-    conv: Any, activation: nn.Module, norm: Any, x: Tensor, shortcut: Tensor | None
+    conv: Any, activation: Any, norm: Any, x: Tensor, shortcut: Tensor | None
 ) -> Tensor | None:
     """:func:`unflip.layers.normalised` by these kernels; None where they do not cover it."""
-    if not (_takes_units(conv) and _normalises(norm) and _plain(activation, nn.PReLU, nn.Identity)):
+    known = _plain(activation, nn.PReLU, nn.Identity, RPReLU)
+    if not (_takes_units(conv) and _normalises(norm) and known and _in_half(x)):
         return None
-    device = x.device.type
-    if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != torch.float16:
-        return None
-    slope = activation.weight if isinstance(activation, nn.PReLU) else None
-    with torch.autocast(device, enabled=False):
+    slope = None if isinstance(activation, nn.Identity) else activation.weight
+    shifts = activation.adapted if isinstance(activation, RPReLU) else None
+    before = None if shifts is None else shifts.before
+    with torch.autocast(x.device.type, enabled=False):
         weight = conv.binary_weight()
         scale = layers.scale_of_units(conv, weight)
         if scale is None:
             return None
-        if shortcut is x and _has_kernels(conv, x) and supports(x, scale, slope, x):
-            out, moments = _convolve_and_normalise(conv, x, weight, scale, slope, norm)
+        # BatchNorm takes RPReLU's second shift away again: it is in the running mean alone
+        near = norm.running_mean if shifts is None else norm.running_mean - shifts.after.detach()
+        rest = scale, before, slope, norm.weight, norm.bias
+        if shortcut is x and _has_kernels(conv, x) and supports(x, scale, before, slope, x):
+            out, moments = _convolve_and_normalise(conv, x, weight, rest, near, norm.eps)
         else:
             y = layers.product_of_units(conv, x, weight, scale)
-            if not supports(y, scale, slope, shortcut):
+            if not supports(y, scale, before, slope, shortcut):
                 return None
-            out, moments = normalise(
-                y, scale, slope, norm.weight, norm.bias, shortcut, norm.running_mean, norm.eps
-            )
-        _follow(norm, moments, out.numel() // out.shape[1])
+            out, moments = normalise(y, *rest, shortcut, near, norm.eps)
+        mean = moments[0] if shifts is None else moments[0] + shifts.after.detach()
+        _follow(norm, mean, moments[1], out.numel() // out.shape[1])
     return out
+
+
+def _in_half(x: Tensor) -> bool:
+    device = x.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
 def _has_kernels(conv: Any, x: Tensor) -> bool:
@@ -644,24 +707,14 @@ def _has_kernels(conv: Any, x: Tensor) -> bool:
 
 
 def _convolve_and_normalise(
-    conv: Any, x: Tensor, weight: Tensor, scale: Tensor, slope: Tensor | None, norm: Any
+    conv: Any, x: Tensor, weight: Tensor, rest: tuple[Any, ...], near: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     x = x.contiguous(memory_format=torch.channels_last)
+    scale, shift, slope, gamma, beta = rest
     signs = layers.units(weight, scale)
-    scales, slopes = _by_channel(x.shape[1], scale, slope)
-    out, moments, _ = _both(
-        x,
-        signs,
-        sign_conv.halves(signs),
-        conv.padding[0],
-        sign_conv.INPUTS.index(conv.input_binarizer.fused_as),
-        scales,
-        slopes,
-        norm.weight,
-        norm.bias,
-        norm.running_mean,
-        norm.eps,
-    )
+    kind = sign_conv.INPUTS.index(conv.input_binarizer.fused_as)
+    values = *_by_channel(x.shape[1], scale, shift, slope), gamma, beta, near, eps
+    out, moments, _ = _both(x, signs, sign_conv.halves(signs), conv.padding[0], kind, *values)
     return out, moments
 
 
@@ -689,9 +742,9 @@ def _plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     return type(module) in kinds and not changed
 
 
-def _follow(norm: Any, moments: Tensor, pixels: int) -> None:
+def _follow(norm: Any, mean: Tensor, variance: Tensor, pixels: int) -> None:
     """Running mean and variance, as BatchNorm keeps them: of the unbiased variance."""
     with torch.no_grad():
-        norm.num_batches_tracked += 1
-        norm.running_mean.lerp_(moments[0], norm.momentum)
-        norm.running_var.lerp_(moments[1] * (pixels / max(1, pixels - 1)), norm.momentum)
+        norm.num_batches_tracked.add_(1)
+        norm.running_mean.lerp_(mean, norm.momentum)
+        norm.running_var.lerp_(variance * (pixels / max(1, pixels - 1)), norm.momentum)
