@@ -356,8 +356,10 @@ def _run(
     for run in runs:
         run.learner.take_from_rank_0()
         if distributed.rank() > 0:
-            run.remember()
+            run.moved.remember()
     engine = _engine(runs, how)
+    for run in runs:
+        run.moved.capture_next = engine.graph is not None
     _restore_position(runs, epoch, step)
     names = list(dict.fromkeys(run.recipe.name for run in runs))
     seeds = list(dict.fromkeys(run.seed for run in runs))

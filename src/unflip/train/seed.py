@@ -12,17 +12,14 @@ import torch
 from torch import Tensor
 
 from unflip import __version__
-from unflip.binarize import flips_by_layer, signs
 from unflip.freeze import pack_signs, unpack_signs
-from unflip.layers import binary_layers
-from unflip.ste import sign
 from unflip.train import checkpoint as checkpoints
 from unflip.train import distributed
 from unflip.train.checkpoint import Checkpoint, CheckpointError
 from unflip.train.learner import Learner
-from unflip.train.mapping import shared_predictions
+from unflip.train.moved import Moved
 from unflip.train.recipe import Recipe
-from unflip.train.watch import TrainingStopped, Watch, total_moved
+from unflip.train.watch import TrainingStopped, Watch
 
 
 class Seed:
@@ -39,22 +36,13 @@ class Seed:
         self.recipe, self.seed, self.folder, self.learner = recipe, seed, folder, learner
         self.watch = Watch(recipe, classes)
         self.board: Any = None
-        self.signs: dict[str, Tensor] = {}
-        self.latent: list[Tensor] = []
-        self.remember()
-
-    def remember(self, now: dict[str, Tensor] | None = None) -> None:
-        """Signs (``now``, where they are known) and latent weights at an epoch's start, to count what moved in it."""
-        self.signs = signs(self.learner.model) if now is None else now
-        self.latent = [
-            layer.weight.detach().clone() for _, layer in binary_layers(self.learner.model)
-        ]
+        self.moved = Moved(learner.model)
 
     def checkpoint(self, epoch: int, step: int) -> Checkpoint:
         tensors = self.learner.state()
-        for name, values in self.signs.items():
+        for name, values in self.moved.signs.items():
             tensors[f"signs.{name}"] = pack_signs(values)
-        for (name, _), values in zip(binary_layers(self.learner.model), self.latent, strict=True):
+        for name, values in self.moved.latent.items():
             tensors[f"latent.{name}"] = values
         info = {"recipe": self.recipe.plain(), "seed": self.seed, "epoch": epoch, "step": step}
         return Checkpoint(epoch, step, tensors, info)
@@ -68,11 +56,10 @@ class Seed:
             else:
                 parts[""][name] = tensor
         self.learner.restore(parts[""])
-        device = self.learner.device
-        for name, now in self.signs.items():
-            packed = parts["signs"][name].to(device)
-            self.signs[name] = unpack_signs(packed, tuple(now.shape), now.dtype)
-        for (name, _), latent in zip(binary_layers(self.learner.model), self.latent, strict=True):
+        for name, now in self.moved.signs.items():
+            packed = parts["signs"][name].to(now.device)
+            now.copy_(unpack_signs(packed, tuple(now.shape), now.dtype))
+        for name, latent in self.moved.latent.items():
             latent.copy_(parts["latent"][name])
         self.cut_metrics(saved.epoch)
 
@@ -86,27 +73,24 @@ class Seed:
 
     def end_epoch(self, epoch: int, seconds: float, evaluate: bool = True) -> dict[str, Any]:
         """Look at the epoch, write its line, and stop the run if it has gone wrong."""
-        learner = self.learner
-        with shared_predictions(learner.model):
-            now = signs(learner.model)
-        figures = self._figures(epoch, evaluate, now)
+        figures = self._figures(epoch, evaluate)
+        moved = self.moved.since_the_start()
+        if moved is not None:
+            figures |= {
+                "flips": moved.flips,
+                "flip_rate": moved.flips / moved.weights,
+                "differs_from_sign": moved.off_sign / moved.weights,
+            }
         line = {"epoch": epoch + 1, **figures, "seconds": round(seconds, 4)}
         if distributed.rank() == 0:
             _append(self.folder / "metrics.jsonl", line)
             self._to_tensorboard(line)
-        latent = [layer.weight for _, layer in binary_layers(learner.model)]
-        binary = bool(latent)
-        problem = self.watch.problem(
-            epoch,
-            line["loss"],
-            line["flips"] if binary else None,
-            total_moved(self.latent, latent) if binary else None,
-        )
+        flips, any_latent = (moved.flips, moved.latent) if moved else (None, None)
+        problem = self.watch.problem(epoch, line["loss"], flips, any_latent)
         # Rank 0 decides: it alone knows how the epoch began, if that was before a restart.
         problem = distributed.from_rank_0(problem)
         if problem:
             raise TrainingStopped(problem)
-        self.remember(now)
         return line
 
     def open_tensorboard(self) -> None:
@@ -129,10 +113,10 @@ class Seed:
                 self.board.add_scalar(key, value, line["epoch"])
         self.board.flush()
 
-    def _figures(self, epoch: int, evaluate: bool, now: dict[str, Tensor]) -> dict[str, Any]:
+    def _figures(self, epoch: int, evaluate: bool) -> dict[str, Any]:
         learner = self.learner
         last = epoch + 1 == self.recipe.epochs
-        figures: dict[str, Any] = {
+        return {
             "loss": distributed.average(learner.loss_sum).item() / learner.steps,
             "auxiliary_loss": dict(
                 zip(
@@ -144,12 +128,6 @@ class Seed:
             "accuracy": learner.evaluate(exact=last) if evaluate else None,
             "lr": float(learner.optimizers[0].param_groups[-1]["lr"]),
         }
-        if self.signs:
-            flips = flips_by_layer(self.signs, now)
-            figures["flips"] = sum(flipped for flipped, _ in flips.values())
-            figures["flip_rate"] = figures["flips"] / sum(count for _, count in flips.values())
-            figures["differs_from_sign"] = _share_off_sign(learner, now)
-        return figures
 
     def finish(self, last: dict[str, Any], seconds: float) -> dict[str, Any]:
         result = {
@@ -169,13 +147,6 @@ class Seed:
         if distributed.rank() == 0:
             checkpoints.write_atomically(self.folder / "result.json", data)
         return result
-
-
-def _share_off_sign(learner: Learner, now: dict[str, Tensor]) -> float:
-    """Share of binary weights that are not the sign of their own latent weight."""
-    layers = list(binary_layers(learner.model))
-    off = [(now[name] != sign(layer.weight.detach())).sum() for name, layer in layers]
-    return float(torch.stack(off).sum()) / sum(now[name].numel() for name, _ in layers)
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

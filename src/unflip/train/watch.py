@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from unflip.train.recipe import Recipe
 
 
@@ -66,9 +63,3 @@ class Watch:
             f"{'would be by guessing' if guessing else 'started'}: the network "
             f"unlearns. Lower optimizer.lr (now {self.recipe.optimizer.lr})."
         )
-
-
-def total_moved(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Whether any element of any tensor changed."""
-    moved = [(b != a).any() for b, a in zip(before, after, strict=True)]
-    return bool(torch.stack(moved).any())  # a GPU is asked once
