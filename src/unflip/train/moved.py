@@ -78,10 +78,16 @@ class Moved:
         """Counting and remembering as one CUDA graph, which has to count what was just counted."""
         self.capture_next = False
         try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                counts, now = self._count()
-                self.remember(now)
+            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            # torch.cuda.graph would collect garbage first, for each of many networks
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    counts, now = self._count()
+                    self.remember(now)
+                finally:
+                    graph.capture_end()
             graph.replay()
             if not torch.equal(counts, expected):
                 raise RuntimeError(f"it counts {counts.tolist()}, not {expected.tolist()}")
