@@ -368,18 +368,20 @@ def _input_gradient_kernel(
     if program == 0:
         tl.store(small_ptr + c, s2, mask=known)
         tl.store(small_ptr + C + c, s1, mask=known)
+        of_slope = tl.zeros_like(factor)
         if HAS_SLOPE:
             s3 = _total(partial_ptr, 2, c, known, PROGRAMS, BLOCK, COUNT, C)
             s4 = _total(partial_ptr, 3, c, known, PROGRAMS, BLOCK, COUNT, C)
             s5 = _total(partial_ptr, 4, c, known, PROGRAMS, BLOCK, COUNT, C)
             of_slope = factor * (s3 - (s4 * s1 + s5 * s2) / pixels)
-            tl.store(small_ptr + 2 * C + c, of_slope, mask=known)
+        tl.store(small_ptr + 2 * C + c, of_slope, mask=known)
+        of_shift = tl.zeros_like(factor)
         if HAS_SHIFT:
             s6 = _total(partial_ptr, 5, c, known, PROGRAMS, BLOCK, COUNT, C)
             s7 = _total(partial_ptr, 6, c, known, PROGRAMS, BLOCK, COUNT, C)
             s8 = _total(partial_ptr, 7, c, known, PROGRAMS, BLOCK, COUNT, C)
             of_shift = factor * (s6 - (s7 * s1 + s8 * s2) / pixels) * (slope - 1.0)
-            tl.store(small_ptr + 3 * C + c, of_shift, mask=known)
+        tl.store(small_ptr + 3 * C + c, of_shift, mask=known)
     p = program * BLOCK_P + tl.arange(0, BLOCK_P)
     inside = (p < pixels)[:, None] & known[None, :]
     at = p[:, None] * C + c[None, :]
@@ -501,7 +503,7 @@ def _gradients(
     blocks = {**plan.blocks, "HAS_SHIFT": shift is not None, "HAS_SLOPE": slope is not None}
     count = SUMS[slope is not None, shift is not None]
     out = torch.empty_like(y, memory_format=torch.channels_last)
-    small = torch.zeros(4, y.shape[1], device=y.device)
+    small = torch.empty(4, y.shape[1], device=y.device)
     partial = torch.empty(plan.programs, count, y.shape[1], device=y.device)
     some_shift, some_slope = (scale if v is None else v for v in (shift, slope))
     with torch.cuda.device_of(y):
