@@ -154,6 +154,25 @@ def _values(pointer, c, known, THERE: tl.constexpr):
 
 
 @_jit
+def _channels(
+    scale_ptr,
+    shift_ptr,
+    slope_ptr,
+    C: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """A program's channels, which of them there are, and their values."""
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    known = c < C
+    scale = _values(scale_ptr, c, known, True)
+    shift = _values(shift_ptr, c, known, HAS_SHIFT)
+    slope = _values(slope_ptr, c, known, HAS_SLOPE)
+    return c, known, scale, shift, slope
+
+
+@_jit
 def _total(
     partial_ptr,
     which,
@@ -188,11 +207,9 @@ def _moments_kernel(
 ):
     """Partial sums (program, 2, C) of z − near and of its square, over ``share`` pixels each."""
     program = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    known = c < C
-    scale = tl.load(scale_ptr + c, mask=known, other=0.0)
-    shift = _values(shift_ptr, c, known, HAS_SHIFT)
-    slope = _values(slope_ptr, c, known, HAS_SLOPE)
+    c, known, scale, shift, slope = _channels(
+        scale_ptr, shift_ptr, slope_ptr, C, HAS_SHIFT, HAS_SLOPE, BLOCK_C
+    )
     near = tl.load(near_ptr + c, mask=known, other=0.0)
     last = tl.minimum(program * share + share, pixels)
     first = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
@@ -235,8 +252,15 @@ def _output_kernel(
     BLOCK_C: tl.constexpr,
 ):
     program = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    known = c < C
+    c, known, scale, shift, slope = _channels(
+        scale_ptr, shift_ptr, slope_ptr, C, HAS_SHIFT, HAS_SLOPE, BLOCK_C
+    )
+    p = program * BLOCK_P + tl.arange(0, BLOCK_P)
+    inside = (p < pixels)[:, None] & known[None, :]
+    at = p[:, None] * C + c[None, :]
+    y = tl.load(y_ptr + at, mask=inside, other=0.0)  # on their way while the sums are added up
+    if HAS_SHORTCUT:
+        shortcut = tl.load(shortcut_ptr + at, mask=inside, other=0.0)
     off = _total(partial_ptr, 0, c, known, PROGRAMS, BLOCK, 2, C) / pixels
     square = _total(partial_ptr, 1, c, known, PROGRAMS, BLOCK, 2, C) / pixels
     mean = tl.load(near_ptr + c, mask=known, other=0.0) + off
@@ -246,17 +270,10 @@ def _output_kernel(
         tl.store(moments_ptr + C + c, variance, mask=known)
     factor = tl.load(gamma_ptr + c, mask=known, other=0.0) / tl.sqrt(variance + eps)
     constant = tl.load(beta_ptr + c, mask=known, other=0.0) - mean * factor
-    scale = tl.load(scale_ptr + c, mask=known, other=0.0)
-    shift = _values(shift_ptr, c, known, HAS_SHIFT)
-    slope = _values(slope_ptr, c, known, HAS_SLOPE)
-    p = program * BLOCK_P + tl.arange(0, BLOCK_P)
-    inside = (p < pixels)[:, None] & known[None, :]
-    at = p[:, None] * C + c[None, :]
-    y = tl.load(y_ptr + at, mask=inside, other=0.0)
     _, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
     out = z * factor[None, :] + constant[None, :]
     if HAS_SHORTCUT:
-        out += tl.load(shortcut_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        out += shortcut.to(tl.float32)
     tl.store(out_ptr + at, out.to(tl.float16), mask=inside)
 
 
@@ -281,11 +298,9 @@ def _sums_kernel(
 ):
     """Partial sums (program, COUNT, C) of S₁ and S₂, with slopes up to S₅, with a shift of all."""
     program = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    known = c < C
-    scale = tl.load(scale_ptr + c, mask=known, other=0.0)
-    shift = _values(shift_ptr, c, known, HAS_SHIFT)
-    slope = _values(slope_ptr, c, known, HAS_SLOPE)
+    c, known, scale, shift, slope = _channels(
+        scale_ptr, shift_ptr, slope_ptr, C, HAS_SHIFT, HAS_SLOPE, BLOCK_C
+    )
     mean = tl.load(moments_ptr + c, mask=known, other=0.0)
     r = 1.0 / tl.sqrt(tl.load(moments_ptr + C + c, mask=known, other=1.0) + eps)
     last = tl.minimum(program * share + share, pixels)
@@ -355,11 +370,14 @@ def _input_gradient_kernel(
 ):
     """The gradient of y; the first program also writes those of γ, β, slopes and shift, (4, C)."""
     program = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    known = c < C
-    scale = tl.load(scale_ptr + c, mask=known, other=0.0)
-    shift = _values(shift_ptr, c, known, HAS_SHIFT)
-    slope = _values(slope_ptr, c, known, HAS_SLOPE)
+    c, known, scale, shift, slope = _channels(
+        scale_ptr, shift_ptr, slope_ptr, C, HAS_SHIFT, HAS_SLOPE, BLOCK_C
+    )
+    p = program * BLOCK_P + tl.arange(0, BLOCK_P)
+    inside = (p < pixels)[:, None] & known[None, :]
+    at = p[:, None] * C + c[None, :]
+    y = tl.load(y_ptr + at, mask=inside, other=0.0)
+    g = tl.load(g_ptr + at, mask=inside, other=0.0)
     mean = tl.load(moments_ptr + c, mask=known, other=0.0)
     r = 1.0 / tl.sqrt(tl.load(moments_ptr + C + c, mask=known, other=1.0) + eps)
     factor = tl.load(gamma_ptr + c, mask=known, other=0.0) * r
@@ -382,14 +400,9 @@ def _input_gradient_kernel(
             s8 = _total(partial_ptr, 7, c, known, PROGRAMS, BLOCK, COUNT, C)
             of_shift = factor * (s6 - (s7 * s1 + s8 * s2) / pixels) * (slope - 1.0)
         tl.store(small_ptr + 3 * C + c, of_shift, mask=known)
-    p = program * BLOCK_P + tl.arange(0, BLOCK_P)
-    inside = (p < pixels)[:, None] & known[None, :]
-    at = p[:, None] * C + c[None, :]
-    y = tl.load(y_ptr + at, mask=inside, other=0.0)
-    g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
     u, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
     normal = (z - mean[None, :]) * r[None, :]
-    of_z = factor[None, :] * (g - (s1[None, :] + normal * s2[None, :]) / pixels)
+    of_z = factor[None, :] * (g.to(tl.float32) - (s1[None, :] + normal * s2[None, :]) / pixels)
     of_y = of_z * scale[None, :]
     if HAS_SLOPE:
         of_y = tl.where(u > 0.0, of_y, of_y * slope[None, :])
