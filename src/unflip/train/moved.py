@@ -1,4 +1,4 @@
-"""What an epoch has moved: signs that flipped, signs other than that of their latent weight, latent weights at all.
+"""What an epoch has moved: signs that flipped, signs other than their latent weight's, how far latent weights went.
 
 It takes some hundred small operations a network, most of them a launch and next to no work. Beside a captured step
 they are captured too: many networks side by side would otherwise stand still for a tenth of the time.
@@ -23,7 +23,9 @@ class Counts(NamedTuple):
 
     flips: int
     off_sign: int  # binary weights that are not the sign of their own latent weight
-    latent: bool  # whether any latent weight changed
+    latent_change: (
+        float  # Σ |W − W at the start| / Σ |W|: their speed, to compare methods at the same one
+    )
     weights: int
 
 
@@ -51,8 +53,8 @@ class Moved:
             if self.capture_next:
                 self._capture(counts)
             self.remember(now)
-        flips, off_sign, latent = counts.tolist()  # a GPU is asked once
-        return Counts(flips, off_sign, bool(latent), self.weights)
+        flips, off_sign, latent_change = counts.tolist()  # a GPU is asked once
+        return Counts(int(flips), int(off_sign), latent_change, self.weights)
 
     @torch.no_grad()
     def remember(self, now: dict[str, Tensor] | None = None) -> None:
@@ -64,15 +66,18 @@ class Moved:
 
     @torch.no_grad()
     def _count(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Flips, weights off their sign, whether a latent weight moved, in one tensor; and the signs now."""
+        """Flips, weights off their sign and the latent weights' change, in one tensor; and the signs now."""
         with shared_predictions(self.model):
             now = signs(self.model)
         layers = list(binary_layers(self.model))
         flips = [(self.signs[name] != now[name]).sum() for name, _ in layers]
         off_sign = [(now[name] != sign(layer.weight)).sum() for name, layer in layers]
-        latent = [(self.latent[name] != layer.weight).any() for name, layer in layers]
-        parts = torch.stack(flips).sum(), torch.stack(off_sign).sum(), torch.stack(latent).any()
-        return torch.stack([part.to(torch.int64) for part in parts]), now
+        way = [(self.latent[name] - layer.weight).abs().sum() for name, layer in layers]
+        size = [layer.weight.abs().sum() for _, layer in layers]
+        flipped, off, moved, all_of_it = (
+            torch.stack(parts).sum().double() for parts in (flips, off_sign, way, size)
+        )
+        return torch.stack([flipped, off, moved / all_of_it]), now
 
     def _capture(self, expected: Tensor) -> None:
         """Counting and remembering as one CUDA graph, which has to count what was just counted."""

@@ -80,13 +80,14 @@ class Seed:
                 "flips": moved.flips,
                 "flip_rate": moved.flips / moved.weights,
                 "differs_from_sign": moved.off_sign / moved.weights,
+                "latent_change": moved.latent_change,
             }
         line = {"epoch": epoch + 1, **figures, "seconds": round(seconds, 4)}
         if distributed.rank() == 0:
             _append(self.folder / "metrics.jsonl", line)
             self._to_tensorboard(line)
-        flips, any_latent = (moved.flips, moved.latent) if moved else (None, None)
-        problem = self.watch.problem(epoch, line["loss"], flips, any_latent)
+        flips, change = (moved.flips, moved.latent_change != 0) if moved else (None, None)
+        problem = self.watch.problem(epoch, line["loss"], flips, change)
         # Rank 0 decides: it alone knows how the epoch began, if that was before a restart.
         problem = distributed.from_rank_0(problem)
         if problem:
