@@ -153,6 +153,15 @@ def test_code_compiled_for_other_kernels_is_not_taken_from_the_disk(
     assert hits == [0, 0, 1]
 
 
+def test_without_a_tag_nothing_is_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_sources(_: object) -> str:
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr(engines.inspect, "getsource", no_sources)
+    with engines._tagged():
+        assert torch._inductor.config.force_disable_caches
+
+
 @pytest.mark.parametrize("triton_is_right", [True, False])
 def test_fused_kernels_that_disagree_are_given_up_one_by_one(
     triton_is_right: bool, monkeypatch: pytest.MonkeyPatch, digits: ImageSet

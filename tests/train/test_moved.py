@@ -59,7 +59,10 @@ def test_a_float_network_has_nothing_to_count() -> None:
     assert Moved(nn.Linear(2, 2)).since_the_start() is None
 
 
-def test_where_nothing_can_be_captured_it_counts_all_the_same() -> None:
+def test_where_nothing_can_be_captured_it_counts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Moved, "capture_failed", False)
     model = network()
     moved = Moved(model)
     moved.capture_next = True
@@ -69,6 +72,7 @@ def test_where_nothing_can_be_captured_it_counts_all_the_same() -> None:
     assert found is not None
     assert found.flips == 2
     assert moved.since_the_start() == Counts(0, 0, 0.0, 576), "and asks no second time"
+    assert Moved.capture_failed, "nor does another network"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

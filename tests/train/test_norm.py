@@ -110,7 +110,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
     plan = norm._Plan(torch.empty(shape, device="meta"))
     blocks = {k: v for k, v in plan.blocks.items() if k != "num_warps"}
     blocks |= {"HAS_SLOPE": slope, "HAS_SHIFT": shift}
-    second = {"PROGRAMS": plan.programs, "BLOCK": plan.block}
+    second = {"PROGRAMS": plan.programs, "BLOCK": plan.block, "TILES": 3}
     count = {"COUNT": norm.SUMS[slope, shift]}
     kinds = {"pixels": "i32", "share": "i32", "eps": "fp32", "": "*fp32"}
     kinds |= dict.fromkeys(("y_ptr", "g_ptr", "shortcut_ptr"), "*fp16")
@@ -164,6 +164,26 @@ def test_the_same_bits_every_time_and_compiled() -> None:
 
 
 @runs
+@pytest.mark.parametrize("tiles", [2, 3])
+def test_several_tiles_a_program_are_the_same(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = norm._Plan.__init__
+
+    def more(plan: Any, y: Tensor) -> None:
+        true(plan, y)
+        plan.tiles = tiles
+
+    results = []
+    for made in (true, more):
+        monkeypatch.setattr(norm._Plan, "__init__", made)
+        case = example(SHAPES[2], "each", True, "one", True)
+        out, moments = norm.normalise(**case)
+        grads = torch.autograd.grad(out, [case[name] for name in LEAVES], torch.ones_like(out))
+        results.append([out, moments, *grads])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@runs
 def test_operators_keep_their_promises() -> None:
     """Schema, fake tensors (shape, strides, dtype), autograd registration."""
     case = example(SHAPES[0], "each", True, "each", True)
@@ -211,6 +231,8 @@ def test_programs_cover_every_pixel_and_share_the_device(monkeypatch: pytest.Mon
         assert plan.share % plan.block_p == 0
         assert (plan.programs - 1) * plan.share < plan.pixels <= plan.programs * plan.share
         assert plan.block >= plan.programs
+        assert plan.second_pass[0] * plan.tiles * plan.block_p >= plan.pixels
+        assert 1 <= plan.tiles <= 8
     y = torch.empty(128, 16, 32, 32, device="meta")
     monkeypatch.setattr(norm, "filling", lambda *_: 264)
     alone = norm._Plan(y).programs
@@ -362,7 +384,7 @@ def learner(digits: ImageSet, *changes: str) -> Learner:
 
 @runs
 @pytest.mark.parametrize(
-    "change", ["model.shortcut=block", "model.shortcut=conv", "method=reactnet"]
+    "change", ["model.shortcut=block", "model.shortcut=conv", "method=reactnet", "method=lns"]
 )
 def test_all_of_a_network_is_compared_before_it_is_used(
     change: str, digits: ImageSet, monkeypatch: pytest.MonkeyPatch

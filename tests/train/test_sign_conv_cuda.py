@@ -227,10 +227,16 @@ def test_the_faster_kernel_computes_and_is_remembered(monkeypatch: pytest.Monkey
     assert kernels.calls == [8, 8, "Triton"]
 
 
-def test_noise_does_not_choose_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 1.95, "Triton": 1.9})
+def test_noise_does_not_choose_a_kernel_that_compiled_code_depends_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times: dict[object, float] = {4: 3.0, 8: 2.0, 16: 1.95, "Triton": 1.9}
+    kernels = Kernels(monkeypatch, times)
     kernels.compute()
-    assert kernels.calls == [8]
+    assert kernels.calls == ["Triton"]
+    kernels.calls.clear()
+    key = ("wgrad", 16)
+    assert sign_conv._rows(key, [4, 8, 16], kernels.calls.append, kernels.by_triton) == 8
 
 
 def test_triton_computes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:

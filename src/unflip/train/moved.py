@@ -32,6 +32,10 @@ class Counts(NamedTuple):
 class Moved:
     """Signs and latent weights at the epoch's start, by layer, and how they differ at its end."""
 
+    capture_failed = (
+        False  # of any network: a capture that fails can harm those after it (pytorch#180395)
+    )
+
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.signs = signs(model)
@@ -50,7 +54,7 @@ class Moved:
             graph.replay()
         else:
             counts, now = self._count()
-            if self.capture_next:
+            if self.capture_next and not Moved.capture_failed:
                 self._capture(counts)
             self.remember(now)
         flips, off_sign, latent_change = counts.tolist()  # a GPU is asked once
@@ -98,6 +102,8 @@ class Moved:
                 raise RuntimeError(f"it counts {counts.tolist()}, not {expected.tolist()}")
             self.captured = graph, counts
         except Exception as error:
+            Moved.capture_failed = True
+            reason = error.__context__ or error  # ending a capture that has failed raises, too
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
-            warnings.warn(f"counting flips without a CUDA graph: {error}", stacklevel=2)
+            warnings.warn(f"counting flips without a CUDA graph: {reason}", stacklevel=2)

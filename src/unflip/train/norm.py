@@ -248,6 +248,7 @@ def _output_kernel(
     HAS_SHORTCUT: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -255,12 +256,6 @@ def _output_kernel(
     c, known, scale, shift, slope = _channels(
         scale_ptr, shift_ptr, slope_ptr, C, HAS_SHIFT, HAS_SLOPE, BLOCK_C
     )
-    p = program * BLOCK_P + tl.arange(0, BLOCK_P)
-    inside = (p < pixels)[:, None] & known[None, :]
-    at = p[:, None] * C + c[None, :]
-    y = tl.load(y_ptr + at, mask=inside, other=0.0)  # on their way while the sums are added up
-    if HAS_SHORTCUT:
-        shortcut = tl.load(shortcut_ptr + at, mask=inside, other=0.0)
     off = _total(partial_ptr, 0, c, known, PROGRAMS, BLOCK, 2, C) / pixels
     square = _total(partial_ptr, 1, c, known, PROGRAMS, BLOCK, 2, C) / pixels
     mean = tl.load(near_ptr + c, mask=known, other=0.0) + off
@@ -270,11 +265,16 @@ def _output_kernel(
         tl.store(moments_ptr + C + c, variance, mask=known)
     factor = tl.load(gamma_ptr + c, mask=known, other=0.0) / tl.sqrt(variance + eps)
     constant = tl.load(beta_ptr + c, mask=known, other=0.0) - mean * factor
-    _, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
-    out = z * factor[None, :] + constant[None, :]
-    if HAS_SHORTCUT:
-        out += shortcut.to(tl.float32)
-    tl.store(out_ptr + at, out.to(tl.float16), mask=inside)
+    for tile in tl.static_range(TILES):
+        p = (program * TILES + tile) * BLOCK_P + tl.arange(0, BLOCK_P)
+        inside = (p < pixels)[:, None] & known[None, :]
+        at = p[:, None] * C + c[None, :]
+        y = tl.load(y_ptr + at, mask=inside, other=0.0)
+        _, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
+        out = z * factor[None, :] + constant[None, :]
+        if HAS_SHORTCUT:
+            out += tl.load(shortcut_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at, out.to(tl.float16), mask=inside)
 
 
 @_jit
@@ -365,6 +365,7 @@ def _input_gradient_kernel(
     COUNT: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -373,11 +374,6 @@ def _input_gradient_kernel(
     c, known, scale, shift, slope = _channels(
         scale_ptr, shift_ptr, slope_ptr, C, HAS_SHIFT, HAS_SLOPE, BLOCK_C
     )
-    p = program * BLOCK_P + tl.arange(0, BLOCK_P)
-    inside = (p < pixels)[:, None] & known[None, :]
-    at = p[:, None] * C + c[None, :]
-    y = tl.load(y_ptr + at, mask=inside, other=0.0)
-    g = tl.load(g_ptr + at, mask=inside, other=0.0)
     mean = tl.load(moments_ptr + c, mask=known, other=0.0)
     r = 1.0 / tl.sqrt(tl.load(moments_ptr + C + c, mask=known, other=1.0) + eps)
     factor = tl.load(gamma_ptr + c, mask=known, other=0.0) * r
@@ -400,13 +396,19 @@ def _input_gradient_kernel(
             s8 = _total(partial_ptr, 7, c, known, PROGRAMS, BLOCK, COUNT, C)
             of_shift = factor * (s6 - (s7 * s1 + s8 * s2) / pixels) * (slope - 1.0)
         tl.store(small_ptr + 3 * C + c, of_shift, mask=known)
-    u, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
-    normal = (z - mean[None, :]) * r[None, :]
-    of_z = factor[None, :] * (g.to(tl.float32) - (s1[None, :] + normal * s2[None, :]) / pixels)
-    of_y = of_z * scale[None, :]
-    if HAS_SLOPE:
-        of_y = tl.where(u > 0.0, of_y, of_y * slope[None, :])
-    tl.store(out_ptr + at, of_y.to(tl.float16), mask=inside)
+    for tile in tl.static_range(TILES):
+        p = (program * TILES + tile) * BLOCK_P + tl.arange(0, BLOCK_P)
+        inside = (p < pixels)[:, None] & known[None, :]
+        at = p[:, None] * C + c[None, :]
+        y = tl.load(y_ptr + at, mask=inside, other=0.0)
+        g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        u, z = _activation(y, scale, shift, slope, HAS_SHIFT, HAS_SLOPE)
+        normal = (z - mean[None, :]) * r[None, :]
+        of_z = factor[None, :] * (g - (s1[None, :] + normal * s2[None, :]) / pixels)
+        of_y = of_z * scale[None, :]
+        if HAS_SLOPE:
+            of_y = tl.where(u > 0.0, of_y, of_y * slope[None, :])
+        tl.store(out_ptr + at, of_y.to(tl.float16), mask=inside)
 
 
 # ------------------------------------------------------------------------------------- torch operators
@@ -426,6 +428,11 @@ class _Plan:
         self.share = cdiv(tiles, min(wanted, tiles)) * self.block_p
         self.programs = cdiv(self.pixels, self.share)
         self.block = 1 << (self.programs - 1).bit_length()
+        # Each program of the second pass adds up two partial sums of all programs: that should be a quarter of what it
+        # reads and writes else (three halves a value), if enough programs are left.
+        sums, tile = 8 * self.programs * self.block_c, 6 * TILE
+        self.tiles = min(8, cdiv(4 * sums, tile), tiles * self.columns // filling(y, 4))
+        self.tiles = max(1, self.tiles)
         self.blocks = {"C": c, "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "num_warps": WARPS}
         self.smaller = {"BLOCK_P": self.block_p // SUMS_SHARE, "num_warps": WARPS // SUMS_SHARE}
 
@@ -435,7 +442,7 @@ class _Plan:
 
     @property
     def second_pass(self) -> tuple[int, int]:
-        return cdiv(self.pixels, self.block_p), self.columns
+        return cdiv(self.pixels, self.block_p * self.tiles), self.columns
 
 
 @torch.library.custom_op("unflip::normalise", mutates_args=())
@@ -479,6 +486,7 @@ def _forward(
             HAS_SHORTCUT=shortcut is not None,
             PROGRAMS=plan.programs,
             BLOCK=plan.block,
+            TILES=plan.tiles,
             **blocks,
         )
     return out, moments
@@ -550,6 +558,7 @@ def _gradients(
             COUNT=count,
             PROGRAMS=plan.programs,
             BLOCK=plan.block,
+            TILES=plan.tiles,
             **blocks,
         )
     return out, small
@@ -573,6 +582,7 @@ def _(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     y, scale, shift, slope, gamma, _, shortcut, _, ctx.eps = inputs
     ctx.has_shortcut = shortcut is not None
+    ctx.set_materialize_grads(False)  # nothing comes for what is not differentiable
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(y, scale, shift, slope, gamma, output[1])
 
@@ -639,6 +649,7 @@ def _save_both(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     x, signs, halves, ctx.padding, ctx.kind, scale, shift, slope, gamma, _, _, ctx.eps = inputs
     ctx.signs_dtype = signs.dtype
     _, moments, y = output
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(moments, y)
     ctx.save_for_backward(x, halves, y, scale, shift, slope, gamma, moments)
 
@@ -683,7 +694,9 @@ def normalised(
             return None
         # BatchNorm takes RPReLU's second shift away again: it is in the running mean alone
         near = norm.running_mean if shifts is None else norm.running_mean - shifts.after.detach()
-        rest = scale, before, slope, norm.weight, norm.bias
+        # and its gradient is 0, which is not the same as none to what waits for it on several GPUs
+        beta = norm.bias if shifts is None else norm.bias + 0.0 * shifts.after
+        rest = scale, before, slope, norm.weight, beta
         if shortcut is x and _has_kernels(conv, x) and supports(x, scale, before, slope, x):
             out, moments = _convolve_and_normalise(conv, x, weight, rest, near, norm.eps)
         else:

@@ -830,22 +830,24 @@ def _rows(
 ) -> int:
     """With which number of rows the CUDA C++ kernel is faster for ``key``, or 0. The first call times both."""
     if key not in _chosen_rows and not torch.cuda.is_current_stream_capturing():
-        _chosen_rows[key] = _faster_rows(choices, by_cuda, by_triton)
+        times = _times(choices, by_cuda, by_triton)
+        stable = key[0] == "wgrad"  # whose choice compiled code depends on
+        _chosen_rows[key] = _clearly_fastest(times) if stable else min(times, key=times.__getitem__)
     return _chosen_rows.get(key, 0) if sign_conv_cuda.enabled() else 0
 
 
-def _faster_rows(
+def _times(
     choices: Sequence[int], by_cuda: Callable[[int], object], by_triton: Callable[[], object]
-) -> int:
+) -> dict[int, float]:
+    """Milliseconds by the number of rows; 0 rows is Triton, and nothing else where that is all there is."""
     if not sign_conv_cuda.enabled() or not choices:
-        return 0
+        return {0: 0.0}
     try:
         times = {rows: _time(partial(by_cuda, rows), [0.5])[0] for rows in choices}
     except Exception as error:
         sign_conv_cuda.switch_off(f"they failed: {str(error).strip() or type(error).__name__}")
-        return 0
-    times[0] = _time(by_triton, [0.5])[0]
-    return _clearly_fastest(times)
+        return {0: 0.0}
+    return {**times, 0: _time(by_triton, [0.5])[0]}
 
 
 def _clearly_fastest(times: dict[int, float]) -> int:
