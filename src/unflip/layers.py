@@ -15,9 +15,8 @@ from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBina
 fused_product: Callable[[Any, Tensor, Tensor], Tensor | None] | None = None
 
 # As above, for all that follows a convolution: takes (convolution, PReLU or Identity, BatchNorm, input, shortcut).
-fused_norm: Callable[[Any, nn.Module, nn.Module, Tensor, Tensor | None], Tensor | None] | None = (
-    None
-)
+FusedNorm = Callable[[Any, nn.Module, nn.Module, Tensor, Tensor | None], Tensor | None]
+fused_norm: FusedNorm | None = None
 
 EXACT_IN_HALF = 2048  # every integer up to this is a float16; the next one is not
 
@@ -141,11 +140,8 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return _multiply(layer, x, weight)
     with torch.autocast(device, enabled=False):
-        scale = (
-            scale_of_units(layer, weight)
-            if torch.get_autocast_dtype(device) == torch.float16
-            else None
-        )
+        half = torch.get_autocast_dtype(device) == torch.float16
+        scale = scale_of_units(layer, weight) if half else None
         if scale is None:
             return _multiply(layer, x.to(weight.dtype), weight)
         return _multiply_in_half(layer, x, weight, scale)

@@ -32,9 +32,8 @@ class Counts(NamedTuple):
 class Moved:
     """Signs and latent weights at the epoch's start, by layer, and how they differ at its end."""
 
-    capture_failed = (
-        False  # of any network: a capture that fails can harm those after it (pytorch#180395)
-    )
+    # Of any network: a capture that fails can harm those after it (pytorch#180395).
+    capture_failed = False
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
