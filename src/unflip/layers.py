@@ -139,12 +139,18 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     device = x.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return _multiply(layer, x, weight)
+    half = in_half(x)
     with torch.autocast(device, enabled=False):
-        half = torch.get_autocast_dtype(device) == torch.float16
         scale = scale_of_units(layer, weight) if half else None
         if scale is None:
             return _multiply(layer, x.to(weight.dtype), weight)
         return _multiply_in_half(layer, x, weight, scale)
+
+
+def in_half(x: Tensor) -> bool:
+    """Whether products with ``x`` are asked for in half precision (autocast to float16)."""
+    device = x.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
 def scale_of_units(layer: Any, weight: Tensor) -> Tensor | None:

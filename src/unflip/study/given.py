@@ -10,6 +10,8 @@ from unflip.study import record
 from unflip.study.arm import Arm
 from unflip.train import checkpoint as checkpoints
 from unflip.train.recipe import Data, Recipe, load_recipe, recipe_names
+from unflip.train.runs import seed_folder
+from unflip.train.teacher import shown
 
 
 def check_weights(arm: Arm, runs: Sequence[Path]) -> None:
@@ -30,14 +32,14 @@ def check_teacher(folder: Path | None, arm: Arm) -> None:
     otherwise = f"(unflip train {_words(arm.recipe)}), or leave the arm out with --only"
     if folder is None:
         raise ValueError(f"{wanted}: give its folder as --teacher {otherwise}")
-    run = folder / "seed-0" if (folder / "seed-0").is_dir() else folder
+    run = seed_folder(folder, 0)
     if not record.finished(run) or checkpoints.load_latest(run)[0] is None:
         kept = "holds its metrics alone" if record.finished(run) else "is not one"
         raise ValueError(f"{wanted}; --teacher {folder} {kept}: give another {otherwise}")
     there = Recipe.model_validate(json.loads((run / "recipe.json").read_text())["recipe"]).data
     if there != arm.recipe.data:
         raise ValueError(
-            f"arm {arm.name!r} has data {_shown(arm.recipe.data)}, the one in --teacher {folder} has {_shown(there)}, "
+            f"arm {arm.name!r} has data {shown(arm.recipe.data)}, the one in --teacher {folder} has {shown(there)}, "
             f"and may have seen images that are held out here: give another {otherwise}"
         )
 
@@ -53,7 +55,3 @@ def _words(recipe: Recipe) -> str:
         if getattr(recipe.data, field) != getattr(usual, field)
     ]
     return " ".join([name, *changed])
-
-
-def _shown(data: Data) -> str:
-    return f"{data.name} with {data.validation:,} images held out"

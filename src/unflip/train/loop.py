@@ -34,7 +34,7 @@ from unflip.train.flip_rates import flip_rates
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
-from unflip.train.runs import leave_nothing_behind, lock, recipe_difference
+from unflip.train.runs import leave_nothing_behind, lock, recipe_difference, seed_folder
 from unflip.train.seed import Seed
 from unflip.train.teacher import Teacher, load_teacher
 from unflip.train.turn import take_turn
@@ -253,7 +253,7 @@ def _teachers(
                 f"recipe {job.recipe.name} learns from a run of {distill.teacher}: give --teacher"
             )
         if folder not in found:
-            seed = _seed_folder(folder, 0)
+            seed = seed_folder(folder, 0)
             if not how.quiet:
                 print(f"asking the teacher in {seed} about every crop and flip", flush=True)
             found[folder] = load_teacher(seed, job.recipe, data, images, how.device)
@@ -309,19 +309,13 @@ def _start_folder(job: Job) -> Path | None:
         return None
     if start is None:
         raise ValueError(f"recipe {recipe.name} starts from a run of {recipe.start}: give --start")
-    folder = _seed_folder(start, seed)
+    folder = seed_folder(start, seed)
     if not (folder / "result.json").exists():
         raise ValueError(
             f"recipe {recipe.name} starts from a finished run of {recipe.start}, seed {seed}; "
             f"{folder} is not one. Run: unflip train {recipe.start}"
         )
     return folder
-
-
-def _seed_folder(folder: Path, seed: int) -> Path:
-    """One seed of a recipe's folder; or the folder itself, where someone has named a seed's."""
-    inside = folder / f"seed-{seed}"
-    return inside if inside.is_dir() else folder
 
 
 def _estimate_flip_rates(

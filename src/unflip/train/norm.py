@@ -56,11 +56,8 @@ TILE = 4096  # values of one step of a program
 WARPS = 8
 SUMS_SHARE = 2  # many sums take many registers: smaller programs, of which more fit
 LEAST = 4 * TILE  # values of a program of the first pass: more programs leave more partial sums
-SUMS = {
-    (False, False): 2,
-    (True, False): 5,
-    (True, True): 8,
-}  # with slopes, with a shift before them
+# With slopes, with a shift before them
+SUMS = {(False, False): 2, (True, False): 5, (True, True): 8}
 
 
 def normalise(
@@ -431,8 +428,8 @@ class _Plan:
         # Each program of the second pass adds up two partial sums of all programs: that should be a quarter of what it
         # reads and writes else (three halves a value), if enough programs are left.
         sums, tile = 8 * self.programs * self.block_c, 6 * TILE
-        self.tiles = min(8, cdiv(4 * sums, tile), tiles * self.columns // filling(y, 4))
-        self.tiles = max(1, self.tiles)
+        left = tiles * self.columns // filling(y, 4)
+        self.tiles = max(1, min(8, cdiv(4 * sums, tile), left))
         self.blocks = {"C": c, "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "num_warps": WARPS}
         self.smaller = {"BLOCK_P": self.block_p // SUMS_SHARE, "num_warps": WARPS // SUMS_SHARE}
 
@@ -443,6 +440,15 @@ class _Plan:
     @property
     def second_pass(self) -> tuple[int, int]:
         return cdiv(self.pixels, self.block_p * self.tiles), self.columns
+
+
+def _pointers(scale: Tensor, *values: Tensor | None) -> tuple[Tensor, ...]:
+    """A kernel wants a pointer for what is not there, too."""
+    return tuple(scale if value is None else value for value in values)
+
+
+def _given(shift: Tensor | None, slope: Tensor | None) -> dict[str, Any]:
+    return {"HAS_SHIFT": shift is not None, "HAS_SLOPE": slope is not None}
 
 
 @torch.library.custom_op("unflip::normalise", mutates_args=())
@@ -458,22 +464,17 @@ def _forward(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     plan = _Plan(y)
-    blocks = {**plan.blocks, "HAS_SHIFT": shift is not None, "HAS_SLOPE": slope is not None}
+    values, blocks = (scale, *_pointers(scale, shift, slope)), plan.blocks | _given(shift, slope)
     out = torch.empty_like(y, memory_format=torch.channels_last)
     moments = torch.empty(2, y.shape[1], device=y.device)
     partial = torch.empty(plan.programs, 2, y.shape[1], device=y.device)
-    some_shift, some_slope = (
-        scale if v is None else v for v in (shift, slope)
-    )  # pointers, at least
     with torch.cuda.device_of(y):
         _moments_kernel[plan.first_pass](
-            y, scale, some_shift, some_slope, near, partial, plan.pixels, plan.share, **blocks
+            y, *values, near, partial, plan.pixels, plan.share, **blocks
         )
         _output_kernel[plan.second_pass](
             y,
-            scale,
-            some_shift,
-            some_slope,
+            *values,
             near,
             gamma,
             beta,
@@ -493,17 +494,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    y: Tensor,
-    scale: Tensor,
-    shift: Tensor | None,
-    slope: Tensor | None,
-    gamma: Tensor,
-    beta: Tensor,
-    shortcut: Tensor | None,
-    near: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def _(y: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(y, memory_format=torch.channels_last)
     return out, y.new_empty(2, y.shape[1], dtype=torch.float32)
 
@@ -521,19 +512,16 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of y, and those of γ, β, slopes and shift (4, C), zero where there are none."""
     plan = _Plan(y)
-    blocks = {**plan.blocks, "HAS_SHIFT": shift is not None, "HAS_SLOPE": slope is not None}
+    values, blocks = (scale, *_pointers(scale, shift, slope)), plan.blocks | _given(shift, slope)
     count = SUMS[slope is not None, shift is not None]
     out = torch.empty_like(y, memory_format=torch.channels_last)
     small = torch.empty(4, y.shape[1], device=y.device)
     partial = torch.empty(plan.programs, count, y.shape[1], device=y.device)
-    some_shift, some_slope = (scale if v is None else v for v in (shift, slope))
     with torch.cuda.device_of(y):
         _sums_kernel[plan.first_pass](
             grad,
             y,
-            scale,
-            some_shift,
-            some_slope,
+            *values,
             moments,
             partial,
             plan.pixels,
@@ -545,9 +533,7 @@ def _gradients(
         _input_gradient_kernel[plan.second_pass](
             grad,
             y,
-            scale,
-            some_shift,
-            some_slope,
+            *values,
             gamma,
             moments,
             partial,
@@ -565,16 +551,7 @@ def _gradients(
 
 
 @_gradients.register_fake
-def _(
-    grad: Tensor,
-    y: Tensor,
-    scale: Tensor,
-    shift: Tensor | None,
-    slope: Tensor | None,
-    gamma: Tensor,
-    moments: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, y: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(y, memory_format=torch.channels_last)
     return out, y.new_empty(4, y.shape[1], dtype=torch.float32)
 
@@ -627,20 +604,7 @@ def _both(
 
 
 @_both.register_fake
-def _(
-    x: Tensor,
-    signs: Tensor,
-    halves: Tensor,
-    padding: int,
-    kind: int,
-    scale: Tensor,
-    shift: Tensor | None,
-    slope: Tensor | None,
-    gamma: Tensor,
-    beta: Tensor,
-    near: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     out, y = (torch.empty_like(x, memory_format=torch.channels_last) for _ in range(2))
     return out, x.new_empty(2, x.shape[1], dtype=torch.float32), y
 
@@ -682,7 +646,7 @@ def normalised(
 ) -> Tensor | None:
     """:func:`unflip.layers.normalised` by these kernels; None where they do not cover it."""
     known = _plain(activation, nn.PReLU, nn.Identity, RPReLU)
-    if not (_takes_units(conv) and _normalises(norm) and known and _in_half(x)):
+    if not (_takes_units(conv) and _normalises(norm) and known and layers.in_half(x)):
         return None
     slope = None if isinstance(activation, nn.Identity) else activation.weight
     shifts = activation.adapted if isinstance(activation, RPReLU) else None
@@ -709,27 +673,16 @@ def normalised(
     return out
 
 
-def _in_half(x: Tensor) -> bool:
-    device = x.device.type
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-
-
 def _has_kernels(conv: Any, x: Tensor) -> bool:
     """Whether sign and convolution are one kernel of ours here, and the output has the input's shape."""
-    binarizer, weight = conv.input_binarizer, conv.weight
-    same = (conv.stride, conv.dilation, conv.groups, conv.padding_mode) == (
-        (1, 1),
-        (1, 1),
-        1,
-        "zeros",
-    )
-    padding = conv.padding if isinstance(conv.padding, tuple) else (-1,)
+    binarizer, shapes = conv.input_binarizer, (x.shape, conv.weight.shape)
     return (
         binarizer.fused_as is not None
         and type(binarizer).shifted is InputBinarizer.shifted
-        and same
-        and all(2 * p + 1 == k for p, k in zip(padding, conv.kernel_size, strict=False))
-        and sign_conv.supports(x.shape, weight.shape, 1, padding)
+        and conv.padding_mode == "zeros"
+        and sign_conv.supports(*shapes, conv.stride, conv.padding, conv.dilation, conv.groups)
+        and conv.stride == (1, 1)
+        and all(2 * p + 1 == k for p, k in zip(conv.padding, conv.kernel_size, strict=True))
         and x.dtype == torch.float16
     )
 

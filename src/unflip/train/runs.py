@@ -34,6 +34,12 @@ def find_runs(root: Path) -> list[Run]:
     return [run for run in found if run is not None]
 
 
+def seed_folder(folder: Path, seed: int) -> Path:
+    """One seed of a recipe's folder; or the folder itself, where someone has named a seed's."""
+    inside = folder / f"seed-{seed}"
+    return inside if inside.is_dir() else folder
+
+
 def _describe(folder: Path) -> Run | None:
     try:
         saved = json.loads((folder / "recipe.json").read_text())

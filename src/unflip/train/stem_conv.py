@@ -34,6 +34,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from unflip.layers import in_half
 from unflip.train import sign_conv
 
 MOST_CHANNELS = 8  # from there on a convolution library needs no copy
@@ -122,15 +123,10 @@ def by_kernel(stems: Sequence[nn.Conv2d]) -> Iterator[None]:
 
 
 def _forward(stem: nn.Conv2d, x: Tensor) -> Tensor:
-    if not _in_half(x) or not supports(
+    if not in_half(x) or not supports(
         x, stem.weight, stem.stride, stem.padding, stem.dilation, stem.groups
     ):
         return nn.Conv2d.forward(stem, x)
     assert not isinstance(stem.padding, str)  # not supported
     y = stem_conv2d(x.to(torch.float16), stem.weight, stem.stride, stem.padding)
     return y if stem.bias is None else (y + stem.bias[:, None, None]).to(torch.float16)
-
-
-def _in_half(x: Tensor) -> bool:
-    device = x.device.type
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16

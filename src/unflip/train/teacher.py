@@ -89,7 +89,7 @@ def load_teacher(
     there = Recipe.model_validate(saved["recipe"])
     if there.data != recipe.data:
         raise ValueError(
-            f"recipe {recipe.name} has data {_shown(recipe.data)}, its teacher in {folder} {_shown(there.data)}: "
+            f"recipe {recipe.name} has data {shown(recipe.data)}, its teacher in {folder} {shown(there.data)}: "
             "it may have been trained on images that are held out here"
         )
     model = build_model(there, data, saved["seed"])
@@ -97,5 +97,6 @@ def load_teacher(
     return Teacher(model, images, device)
 
 
-def _shown(data: Data) -> str:
+def shown(data: Data) -> str:
+    """The data in a message about a teacher that is not to have seen some of them."""
     return f"{data.name} with {data.validation:,} images held out"
