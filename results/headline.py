@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unflip.study.paper import EXPERIMENTS
+from unflip.study.paper import reference_of
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
@@ -60,8 +60,7 @@ def _row(study: dict[str, Any], arm: dict[str, Any]) -> str:
 
 def _against(study: dict[str, Any], arm: dict[str, Any]) -> str:
     """How much more an arm has than the one its study compares with, and Welch's p where there are seeds enough."""
-    known = EXPERIMENTS.get(study["study"])
-    name = study.get("reference") or (known.reference if known else None)
+    name = reference_of(study["study"], study.get("reference"))
     [reference] = [other for other in study["arms"] if other["name"] == name] or [None]
     if reference is None or reference is arm or reference["mean"] is None:
         return ""

@@ -90,6 +90,21 @@ def test_tests_with_the_reference_say_what_the_others_have_more_than_it(study, t
     assert {test["difference"] for test in others} == {1.5}
 
 
+def test_holms_correction_is_that_of_the_summary(study, tmp_path):
+    """The summary has it beside its tests, for the one of each pair that counts."""
+    folder = with_tests(study, tmp_path / "study")
+    path = folder / "study.json"
+    saved = json.loads(path.read_text())
+    first, *others = saved["tests"]
+    entry = {"a": first["b"], "b": first["a"], "p": 0.01, "adjusted": 0.03}
+    path.write_text(json.dumps({**saved, "holm": [{**entry, "test": "welch"}]}))
+    found = [test["holm"] for test in report_data([folder])["sections"][0]["tests"]]
+    assert found == [0.03] + [None] * len(others)
+    path.write_text(json.dumps({**saved, "holm": [{**entry, "test": "paired"}]}))
+    found = [test["holm"] for test in report_data([folder])["sections"][0]["tests"]]
+    assert found == [None] * len(saved["tests"])
+
+
 def test_the_reference_of_an_experiment_is_known(study, tmp_path):
     folder = with_tests(study, tmp_path / "study")
     saved = json.loads((folder / "study.json").read_text())

@@ -22,7 +22,7 @@ from unflip.report.read import (
     run_folders,
 )
 from unflip.report.signs import CHANNELS, Comparison, seed_list
-from unflip.study.paper import EXPERIMENTS
+from unflip.study.paper import reference_of
 
 FORMAT = 1
 
@@ -96,28 +96,38 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
         "seeds": study.seeds,
         "arms": [_study_arm(folder, arm, by_name) for arm in study.arms],
         "reference": labels.get(reference or ""),
-        "tests": [_test(test, reference, labels) for test in study.tests],
-        "paired": [_test(test, reference, labels) for test in study.paired],
+        "tests": _tests(study.tests, reference, labels, _corrected(study, "welch")),
+        "paired": _tests(study.paired, reference, labels, _corrected(study, "paired")),
         "signs": changed,
     }
 
 
 def _reference(study: Study, arms: Collection[str]) -> str | None:
-    """The arm that the others are compared with: the summary's, or its experiment's where it does not say."""
-    known = EXPERIMENTS.get(study.study)
-    name = study.reference or (known.reference if known else None)
+    name = reference_of(study.study, study.reference)
     return name if name in arms else None
 
 
-def _test(test: TTest, reference: str | None, labels: dict[str, str]) -> dict[str, Any]:
+def _corrected(study: Study, test: str) -> dict[frozenset[str], float]:
+    return {frozenset((h.a, h.b)): h.adjusted for h in study.holm if h.test == test}
+
+
+def _tests(
+    tests: Sequence[TTest],
+    reference: str | None,
+    labels: dict[str, str],
+    corrected: dict[frozenset[str], float],
+) -> list[dict[str, Any]]:
     """Arms by their labels; the reference is what the other is compared *with*, so it comes second."""
-    found = test.model_dump()
-    if test.a == reference:
-        found.update(a=test.b, b=test.a)
-        found.update({k: None if found[k] is None else -found[k] for k in ("difference", "t")})
-    found["with_reference"] = reference is not None and found["b"] == reference
-    found.update({k: labels.get(found[k], found[k]) for k in "ab"})
-    return found
+    rows = []
+    for test in tests:
+        found = {**test.model_dump(), "holm": corrected.get(frozenset((test.a, test.b)))}
+        if test.a == reference:
+            found.update(a=test.b, b=test.a)
+            found.update({k: None if found[k] is None else -found[k] for k in ("difference", "t")})
+        found["with_reference"] = reference is not None and found["b"] == reference
+        found.update({k: labels.get(found[k], found[k]) for k in "ab"})
+        rows.append(found)
+    return rows
 
 
 def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dict[str, Any]:

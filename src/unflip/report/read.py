@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -66,8 +66,7 @@ class StudyArm(_Part):
 
 
 class TTest(_Part):
-    """A t-test of two arms; no t where there are too few seeds. ``n`` pairs, where it is of pairs; ``holm`` is p
-    corrected for the comparisons with the reference."""
+    """A t-test of two arms; no t where there are too few seeds. ``n`` pairs, where it is of pairs."""
 
     a: str
     b: str
@@ -76,7 +75,15 @@ class TTest(_Part):
     t: Maybe = None
     df: Maybe = None
     p: Maybe = None
-    holm: Maybe = None
+
+
+class Corrected(_Part):
+    """The p of a test with the reference, corrected for all of them (Holm)."""
+
+    a: str
+    b: str
+    test: Literal["welch", "paired"]
+    adjusted: float
 
 
 class Study(_Part):
@@ -93,6 +100,7 @@ class Study(_Part):
     reference: str | None = None
     tests: list[TTest] = []  # Welch's
     paired: list[TTest] = []  # of runs with the same seed
+    holm: list[Corrected] = []
 
 
 @dataclass(frozen=True)

@@ -445,3 +445,9 @@ FINAL = Experiment(
 
 _ALL = (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS, CORRECTIONS, BEYOND, FINAL)
 EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
+
+
+def reference_of(study: str, said: str | None) -> str | None:
+    """The arm that a study compares the others with: what its summary says, or what its experiment has."""
+    known = EXPERIMENTS.get(study)
+    return said or (known.reference if known else None)
