@@ -37,7 +37,11 @@ def test_help_names_every_study_and_arm(unflip: Start) -> None:
 @pytest.mark.parametrize(
     ("name", "learning", "teacher"),
     [
-        ("beyond", "distill, all", "unflip train cifar10-resnet20-teacher data.validation=10000"),
+        (
+            "beyond",
+            "fast-distill, fast-all, decayed-distill",
+            "unflip train cifar10-resnet20-teacher data.validation=10000",
+        ),
         ("final", "strongest", "unflip train cifar10-resnet20-teacher"),
         ("ablation", None, None),
     ],
@@ -80,7 +84,7 @@ def test_a_study_by_one_command(unflip: Start) -> None:
         (["rho", "--epochs-scale", "0"], "epochs-scale=0.0 should be above 0"),
         (["sota", "--engine", "threads"], "unknown engine 'threads'"),
         (["controls", "--baseline", "there"], "there/seed-0 is not a finished run"),
-        (["final", "--baseline", "there"], "study final has no baseline: leave out --baseline"),
+        (["beyond", "--baseline", "there"], "study beyond has no baseline: leave out --baseline"),
         (["ablation", "--data", "nowhere"], "nowhere"),
         (["methods", "--epochs", "1", "--only", "lns"], "unknown method to compare 'lns'"),
     ],

@@ -26,7 +26,7 @@ OnDigits = Callable[..., Study]
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_arms_are_recipes(name: str, tmp_path: Path) -> None:
     study = EXPERIMENTS[name].study(tmp_path)
-    assert study.arms[0].name == ("conv" if name == "final" else "baseline")
+    assert study.arms[0].name == ("conv" if name == "beyond" else "baseline")
     assert study.arms[0].recipe.epochs == 400
     plain = [json.dumps({**arm.recipe.plain(), "name": "", "about": ""}) for arm in study.arms]
     assert len(set(plain)) == len(plain), "no two arms are the same"
@@ -96,7 +96,8 @@ def test_what_chooses_looks_at_no_test_image_unless_told_to(tmp_path: Path, name
     assert not any(arm.paper for arm in experiment.study(tmp_path).arms)
     told = experiment.study(tmp_path, overrides=["data.validation=0"])
     assert {arm.recipe.data for arm in told.arms} == {Data(name="cifar10")}
-    assert told.arm("baseline").paper is not None
+    if name != "beyond":  # which is none of the paper's
+        assert told.arm("baseline").paper is not None
 
 
 @pytest.mark.parametrize(("name", "count"), [("alpha", 10), ("rho", 11)])
@@ -169,15 +170,25 @@ def test_a_mapping_that_stays_zero(tmp_path: Path, on_digits: OnDigits) -> None:
 
 def test_the_strongest_network_is_tested_once_it_is_chosen(tmp_path: Path) -> None:
     final, beyond = (EXPERIMENTS[name].study(tmp_path) for name in ("final", "beyond"))
-    assert [arm.name for arm in final.arms] == ["conv", "strongest"]
+    assert [arm.name for arm in final.arms] == ["baseline", "strongest", "alone"]
     assert {arm.recipe.data for arm in final.arms} == {Data(name="cifar10")}
     assert not any(arm.paper for arm in final.arms)
 
     def but_for_images(arm: str, study: Study) -> dict[str, Any]:
         return {**study.arm(arm).recipe.plain(), "data": None, "name": None}
 
-    assert but_for_images("conv", final) == but_for_images("conv", beyond)
-    assert but_for_images("strongest", final) == but_for_images("all", beyond)
+    assert but_for_images("baseline", final) == but_for_images("conv", beyond)
+    strongest = but_for_images("strongest", final)
+    for arm, parts in {
+        "decayed-mean": ("model",),
+        "decayed-shifts": ("method",),
+        "decayed-distill": ("distill", "epochs", "batch_size", "schedule"),
+    }.items():
+        chosen = but_for_images(arm, beyond)
+        assert all(strongest[part] == chosen[part] for part in parts)
+        # a longer run needs less of it, as every network's
+        assert strongest["optimizer"] == {**chosen["optimizer"], "weight_decay": 5e-5}
+    assert {**strongest, "distill": None} == but_for_images("alone", final)
 
 
 def test_the_fake_arms_of_every_experiment_run(

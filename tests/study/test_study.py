@@ -266,11 +266,13 @@ def test_arms_that_distill_get_the_teacher_and_others_none(
 ) -> None:
     study = on_digits("beyond", tmp_path, 1, teacher=Path("t"))
     teachers = {arm.name: study.jobs(arm, [0])[0].teacher for arm in study.arms}
-    assert teachers.pop("distill") == teachers.pop("all") == Path("t")
+    learning = [arm.name for arm in study.arms if arm.recipe.distill]
+    assert len(learning) == 3
+    assert {teachers.pop(name) for name in learning} == {Path("t")}
     assert set(teachers.values()) == {None}
     without = EXPERIMENTS["beyond"].study(tmp_path, 1)
     command = r"\(unflip train cifar10-resnet20-teacher data.validation=10000\)"
-    with pytest.raises(ValueError, match=rf"arm 'distill' learns .* as --teacher {command}"):
+    with pytest.raises(ValueError, match=rf"arm 'fast-distill' learns .* as --teacher {command}"):
         run_study(without)
     assert trainer.calls == []
 
@@ -301,8 +303,8 @@ def test_a_teacher_is_looked_at_before_anything_is_trained(
 def test_a_finished_arm_needs_no_teacher_any_more(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
-    run_study(on_digits("beyond", tmp_path, 1), only=["distill"])
-    summary = run_study(on_digits("beyond", tmp_path, 1, teacher=None), only=["distill"])
+    run_study(on_digits("beyond", tmp_path, 1), only=["fast-distill"])
+    summary = run_study(on_digits("beyond", tmp_path, 1, teacher=None), only=["fast-distill"])
     assert [len(arm["runs"]) for arm in summary["arms"]] == [1]
 
 

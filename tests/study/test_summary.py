@@ -200,6 +200,17 @@ def test_the_table_counts_accuracies(trainer: Any, on_digits: OnDigits, tmp_path
     assert "| baseline (DoReFa) | 82.80 (81.80 ± 1.00) | 3 |" in written
 
 
+def test_one_seed_has_no_p_and_one_comparison_no_correction(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    run_study(on_digits("ablation", tmp_path / "one", 1))
+    written = (tmp_path / "one" / "table.md").read_text()
+    assert "p: " not in written
+    assert "| against fine-tuning, lr 0.01 |" in written
+    run_study(on_digits("final", tmp_path / "two", 2), only=["baseline", "alone"])
+    assert "p: Welch's t-test, two-sided.\n" in (tmp_path / "two" / "table.md").read_text()
+
+
 def test_the_table_has_both_tests(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     study = on_digits("ablation", tmp_path, 3)
     run_study(study, only=["finetune-0.01", "mapping", "lns"])

@@ -36,8 +36,7 @@ QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
 SLOW = "optimizer.mapping_lr=0.0001"  # a hundredth of the other rates
 STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
 OPEN = ("shortcut", "order", "pixels")  # of the paper's ResNet-20
-TEACHER = "cifar10-resnet20-teacher"
-DISTILL = f"distill={{teacher: {TEACHER}}}"
+TEACHER, STRONGEST = "cifar10-resnet20-teacher", "cifar10-resnet20-strongest"
 ONE_MEAN = "method.reduction=sum"  # over all weights; α is divided by their number
 
 
@@ -76,7 +75,6 @@ class Experiment:
                 _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
             ]
         words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
-        words += ["--teacher DIR"] if teacher else []
         one_mean = {draft.name for draft in self.drafts if ONE_MEAN in draft.changes}
         arms = [_one_mean(arm) if arm.name in one_mean else arm for arm in arms]
         return Study(
@@ -97,7 +95,9 @@ class Experiment:
 
     def help(self) -> str:
         """What the command says of itself; its example works as it stands."""
-        learning = [draft.name for draft in self.drafts if DISTILL in draft.changes]
+        recipes = [load_recipe(draft.source, list(draft.changes)) for draft in self.drafts]
+        pairs = zip(self.drafts, recipes, strict=True)
+        learning = [draft.name for draft, recipe in pairs if recipe.distill]
         train = " ".join(["unflip train", TEACHER, *self.defaults])
         needed = f"With a teacher: {', '.join(learning)}; --teacher ({train})."
         first = f"unflip study {self.name} --epochs-scale 0.05 --seeds 2 --data DIR"
@@ -185,6 +185,10 @@ def _binary_weights(recipe: Recipe) -> int:
     with torch.device("meta"):  # shapes are all that counts
         model = models.create(recipe.model.name, "dorefa", **recipe.model.options)
     return sum(layer.weight.numel() for _, layer in binary_layers(model))
+
+
+def _distill(temperature: float, weight: float) -> str:
+    return f"distill={{teacher: {TEACHER}, temperature: {temperature:g}, weight: {weight:g}}}"
 
 
 def _after(
@@ -390,43 +394,60 @@ CORRECTIONS = Experiment(
 FAST = "optimizer.latent_lr=1.0"  # ten times the rate of everything else
 AFTER = "model.order=conv-bn-prelu"
 MEAN = "model.pixels=mean"
-HARDTANH = "model.order=conv-bn-hardtanh"
-DECAY = "optimizer.weight_decay=0.0005"
 # ReActNet's learned shifts, with the baseline's weights and gradients
 SHIFTS = "method={name: reactnet, weights: dorefa, gradient: clipped}"
-TOGETHER = (MEAN, SHIFTS, DISTILL)
+DISTILL = _distill(temperature=2, weight=0.5)
+MORE_DISTILL = _distill(temperature=4, weight=0.9)
+
+
+def _decay(value: float) -> str:
+    return f"optimizer.weight_decay={value:f}"
 
 
 def _stronger(name: str, label: str, *changes: str) -> Draft:
     return Draft(name, label, DOREFA, ("model.shortcut=conv", *changes))
 
 
-def _faster(name: str, label: str, *changes: str) -> Draft:
-    return _stronger(name, f"… latent weights 10 × faster{label}", FAST, *changes)
+def _fast(name: str, label: str, *changes: str) -> Draft:
+    return _stronger(f"fast{name}", f"fast{label}", FAST, *changes)
+
+
+def _decayed(name: str, label: str, *changes: str) -> Draft:
+    return _stronger(f"decayed{name}", f"decayed{label}", FAST, _decay(0.0001), *changes)
 
 
 BEYOND = Experiment(
     "beyond",
     "What makes a stronger ±1 ResNet-20 than the paper's",
-    "One shortcut a convolution, and on top of it faster latent weights, other methods, another order, a teacher: "
-    "on 10,000 training images held out.",
+    "One shortcut a convolution, and on top of it faster latent weights, weight decay, other methods, another order, "
+    "learned shifts, a teacher: on 10,000 training images held out.",
     (
-        _BASELINE,
         _stronger("conv", "one shortcut a convolution"),
-        _stronger("decay", "… weight decay 0.0005", DECAY),
+        _stronger("decay", "… weight decay 0.0005", _decay(0.0005)),
         _stronger("adam", "… Adam", "optimizer={name: adam, lr: 0.001}"),
         _stronger("bop", "… Bop", "method=bop"),
+        _stronger("bop-decay", "… Bop, weight decay 0.0001", "method=bop", _decay(0.0001)),
         _stronger("reste", "… ReSTE", "method=reste"),
-        _stronger("recu", "… ReCU, weight decay 0.0005", "method=recu", DECAY),
+        _stronger("recu", "… ReCU, weight decay 0.0005", "method=recu", _decay(0.0005)),
         _stronger("reactnet", "… ReActNet", "method=reactnet"),
-        _faster("fast", ""),
-        _faster("fast-decay", ", weight decay 0.0001", "optimizer.weight_decay=0.0001"),
-        _faster("hardtanh", ", hardtanh after the add, no PReLU", HARDTANH),
-        _faster("after", ", PReLU after the add", AFTER),
-        _faster("mean", ", shortcuts average pixels", MEAN),
-        _faster("shifts", ", learned shifts", SHIFTS),
-        _faster("distill", ", a teacher", DISTILL),
-        _faster("all", ", all of the last three", *TOGETHER),
+        _fast("", ": latent weights 10 × faster"),
+        _fast("-after", ", PReLU after the add", AFTER),
+        _fast("-mean", ", shortcuts average pixels", MEAN),
+        _fast("-shifts", ", learned shifts", SHIFTS),
+        _fast("-distill", ", a teacher (T = 4, weight 0.9)", MORE_DISTILL),
+        _fast("-all", ", all of the last three", MEAN, SHIFTS, MORE_DISTILL),
+        _decayed("", ": latent weights 10 × faster, weight decay 0.0001"),
+        _decayed("-mean", ", shortcuts average pixels", MEAN),
+        _decayed("-shifts", ", learned shifts", SHIFTS),
+        _decayed("-distill", ", a teacher (T = 2, weight 0.5)", DISTILL),
+        _fast("-decay-2e-4", ", weight decay 0.0002", _decay(0.0002)),
+        _fast("-decay-5e-4", ", weight decay 0.0005", _decay(0.0005)),
+        _stronger(
+            "latent-30x",
+            "… latent weights 30 × faster, weight decay 0.0001",
+            "optimizer.latent_lr=3.0",
+            _decay(0.0001),
+        ),
     ),
     TUNING,
     "conv",
@@ -435,12 +456,14 @@ BEYOND = Experiment(
 FINAL = Experiment(
     "final",
     "The strongest ±1 ResNet-20 here, on test images",
-    "What was chosen on held-out images, trained on all training images and measured on test images.",
+    "What was chosen on held-out images, trained on all training images and measured on test images; and the same "
+    "without a teacher.",
     (
-        _stronger("conv", "one shortcut a convolution"),
-        _stronger("strongest", "the strongest of beyond", FAST, *TOGETHER),
+        _stronger(BASELINE, "one shortcut a convolution"),
+        Draft("strongest", "the strongest", STRONGEST),
+        Draft("alone", "… without a teacher", STRONGEST, ("distill=null",)),
     ),
-    reference="conv",
+    reference=BASELINE,
 )
 
 _ALL = (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS, CORRECTIONS, BEYOND, FINAL)

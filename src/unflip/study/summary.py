@@ -43,12 +43,13 @@ def summarize(study: Study) -> dict[str, Any]:
 def _arm(study: Study, arm: Arm) -> dict[str, Any]:
     records = [study.record(arm, seed) for seed in study.seeds]
     values = [r.accuracy for r in records if r is not None and r.accuracy is not None]
+    teacher = " --teacher DIR" if arm.recipe.distill else ""
     return {
         "name": arm.name,
         "label": arm.label,
         "folder": os.path.relpath(study.folder(arm), study.out),
         "start": arm.start,
-        "command": f"{study.command} --only {arm.name}".strip(),
+        "command": f"{study.command}{teacher} --only {arm.name}".strip(),
         "recipe": arm.recipe.plain(),
         "paper": dataclasses.asdict(arm.paper) if arm.paper else None,
         "x": arm.x,

@@ -16,7 +16,8 @@ def table(study: Study, summary: dict[str, Any]) -> str:
     paper = any(arm.paper for arm in study.arms)
     heads = ["", "best (mean ± std), %", "runs"]
     heads += ["paper, %"] if paper else []
-    heads += [f"against {reference['label']} (p)"] if reference else []
+    tested = any(test["p"] is not None for test in [*summary["tests"], *summary["paired"]])
+    heads += [f"against {reference['label']}{' (p)' if tested else ''}"] if reference else []
     lines = [caption(summary), "", _row(heads), "|---" * len(heads) + "|"]
     for arm, found in zip(study.arms, summary["arms"], strict=True):
         cells = [arm.label, _figures(found), str(len(accuracies(found)))]
@@ -26,7 +27,7 @@ def table(study: Study, summary: dict[str, Any]) -> str:
         if reference:
             cells.append(_against(reference, found, summary))
         lines.append(_row(cells))
-    if reference:
+    if reference and tested:
         lines += ["", _footnote(reference, summary)]
     return "\n".join(lines) + "\n"
 
@@ -88,9 +89,9 @@ def _footnote(reference: dict[str, Any], summary: dict[str, Any]) -> str:
     text = "p: Welch's t-test, two-sided"
     if any(test["p"] is not None for test in summary["paired"]):
         text += "; paired: the t-test seed by seed, of arms that start from the same runs"
+    if len(summary["holm"]) < 2:  # one comparison needs no correction
+        return f"{text}."
     text += "; not corrected for the number of comparisons."
-    if not summary["holm"]:
-        return text
     labels = {arm["name"]: arm["label"] for arm in summary["arms"]}
     left = [
         f"{labels[({test['a'], test['b']} - {reference['name']}).pop()]} ({test['adjusted']:.2g})"

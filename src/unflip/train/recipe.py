@@ -114,8 +114,8 @@ class Distill(_Part):
     """Learn from the answers of a finished run of the recipe ``teacher`` too; see ``train/teacher.py``."""
 
     teacher: str
-    temperature: Positive = 4.0
-    weight: Annotated[float, Field(gt=0, le=1)] = 0.9
+    temperature: Positive = 2.0
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
 
 
 class Recipe(_Part):
