@@ -204,7 +204,9 @@ def test_a_given_baseline_is_not_trained(
     longer = on_digits("controls", tmp_path / "third", baseline=given, epochs_scale=3)
     assert "trained differently: epochs is 1 there and 3 here" in capsys.readouterr().out
     assert longer.arms[1].recipe.epochs == 3
-    assert "1 (from scratch), 3 (from the baseline)" in longer.epochs_note
+    assert "1 (from scratch), 3 (from the baseline); the latter 3 × those" in longer.epochs_note
+    assert "--baseline" not in study.command  # it trains the same one
+    assert longer.command.endswith("--baseline DIR")
     with pytest.raises(ValueError, match=r"another network's: model.width is 2 there and 3 here"):
         on_digits("controls", tmp_path, 2, "model.width=3", baseline=given)
     with pytest.raises(ValueError, match=r"data.validation is 0 there and 10 here"):

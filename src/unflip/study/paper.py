@@ -75,6 +75,8 @@ class Experiment:
                 _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
             ]
         words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
+        if any(_trained_differently(arm) for arm in arms):  # else the command trains the same one
+            words.append("--baseline DIR")
         one_mean = {draft.name for draft in self.drafts if ONE_MEAN in draft.changes}
         arms = [_one_mean(arm) if arm.name in one_mean else arm for arm in arms]
         return Study(
@@ -83,9 +85,7 @@ class Experiment:
             out,
             tuple(range(seeds)),
             self.title,
-            " ".join(
-                [f"unflip study {self.name}", *words]
-            ),  # trains a baseline, where one was given
+            " ".join([f"unflip study {self.name}", *words]),
             _epochs_note(arms, epochs_scale),
             self.reference,
             teacher,
@@ -123,10 +123,20 @@ def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
         wrong = [d for d in differs if d.startswith(("data", "model", "method"))]
         if wrong:
             raise ValueError(f"--baseline {folder} is another network's: {'; '.join(wrong)}")
-        differs = [d for d in differs if not d.startswith("name ")]
-        if differs:
-            print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
-    return replace(arm, finished_in=folder)
+    given = replace(arm, finished_in=folder)
+    for run, differs in _trained_differently(given).items():
+        print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
+    return given
+
+
+def _trained_differently(arm: Arm) -> dict[Path, list[str]]:
+    """Runs that were given, and what their recipe has otherwise than the arm's; its name is none of that."""
+    found = {}
+    for run in sorted(arm.finished_in.glob("seed-*")) if arm.finished_in else ():
+        differs = [d for d in record.difference(run, arm.recipe) if not d.startswith("name ")]
+        if differs and record.finished(run):
+            found[run] = differs
+    return found
 
 
 def _comparable(arm: Arm, draft: Draft) -> Arm:
@@ -155,7 +165,10 @@ def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
         )
         if epochs
     )
-    return text + (f"; {scale:g} × those of the recipes." if scale != 1 else ".")
+    if scale == 1:
+        return f"{text}."
+    given = any(arm.finished_in for arm in arms)
+    return f"{text}; {'the latter ' if given else ''}{scale:g} × those of the recipes."
 
 
 def _epochs(arms: Sequence[Arm], start: str | None) -> str:
