@@ -489,3 +489,68 @@ def test_latent_weights_cannot_come_from_a_frozen_model() -> None:
     frozen = unflip.freeze(unflip.BinaryLinear(4, 4))
     with pytest.raises(ValueError, match=r"of a frozen model .*latent weights are gone"):
         unflip.load_twin(nn.Linear(4, 4), frozen.state_dict())
+
+
+class HeldInAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+        self.steps = [self.stem, self.inner]  # a list, not a ModuleList
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def test_whoever_holds_a_layer_holds_the_binary_one() -> None:
+    torch.manual_seed(0)
+    model, x = HeldInAList().eval(), torch.randn(2, 3, 8, 8)
+    layer, before = model.inner, model(x)
+    unflip.binarize(model, "bireal", quiet=True)
+    assert model.inner is layer
+    assert not torch.allclose(model(x), before)
+    frozen = unflip.freeze(model)
+    assert isinstance(frozen.steps[1], FrozenConv2d)  # type: ignore[index]
+    assert torch.equal(frozen(x), model(x))
+
+
+def test_a_layer_whose_forward_was_replaced_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    float_forward = model[1].forward
+    model[1].forward = lambda x: float_forward(x)
+    with pytest.raises(ValueError, match=r"'1' \(Conv2d\): its forward was replaced"):
+        unflip.binarize(model, "bireal", quiet=True)
+    del model[1].forward
+    unflip.binarize(model, "bireal", quiet=True)
+    model[1].forward = lambda x: float_forward(x)
+    with pytest.raises(ValueError, match="forward of layer '1' was replaced"):
+        unflip.freeze(model)
+
+
+def test_a_compiled_layer_does_not_go_on_as_it_was_compiled() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)), torch.randn(2, 3, 8, 8)
+    model[1].compile(backend="eager")
+    before = model(x)
+    assert not torch.allclose(unflip.binarize(model, "bireal", quiet=True)(x), before)
+
+
+def test_transformer_layers_multiply_with_signs_in_evaluation_too() -> None:
+    """torch has a fast path there that takes the weights from the layers by itself."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    options: dict[str, Any] = {"skip": ["*.self_attn"], "keep_first_and_last": False, "quiet": True}
+    unflip.binarize(model, "hwgq", **options)
+    x = torch.randn(3, 5, 8)
+    slow = model(x)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), slow.detach())
+        assert torch.equal(unflip.freeze(model)(x), model(x))
+
+
+def test_a_lazy_layer_that_stays_float() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.LazyLinear(2))
+    unflip.binarize(model, "dorefa")
+    assert [c.weights for c in unflip.summary(model)] == [108, 144, 0]

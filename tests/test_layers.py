@@ -1,5 +1,6 @@
 """BinaryConv2d and BinaryLinear as torch layers: arguments, state dicts, autocast, module functions."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -223,3 +224,36 @@ def test_float_inputs_are_used_as_they_are() -> None:
     layer = BinaryLinear(6, 3, bias=False, method="bwn")
     x = torch.randn(2, 6)
     torch.testing.assert_close(layer(x), F.linear(x, layer.code().dense()))
+
+
+def test_a_layer_behind_a_relu_says_that_all_images_look_alike_there() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    unflip.binarize(model, "bireal", quiet=True)
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.warns(UserWarning, match=r"every input of layer '2' .* binarizes to 1.* a ReLU"):
+        model(x)
+    with warnings.catch_warnings():  # once is enough
+        warnings.simplefilter("error")
+        model(x)
+
+
+@pytest.mark.parametrize("method", ["dorefa", "hwgq", "bwn"])
+def test_methods_for_inputs_behind_a_relu_say_nothing(method: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    unflip.binarize(model, method, quiet=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.randn(2, 3, 8, 8))
+
+
+def test_vmap_over_networks_and_images() -> None:
+    torch.manual_seed(0)
+    layers = [unflip.BinaryConv2d(3, 4, 3) for _ in range(2)]
+    x = torch.randn(2, 3, 8, 8)
+    parameters, buffers = torch.func.stack_module_state(layers)  # type: ignore[arg-type]
+
+    def one(p: Any, b: Any) -> torch.Tensor:
+        return torch.func.functional_call(layers[0], (p, b), (x,))  # type: ignore[no-any-return]
+
+    together = torch.func.vmap(one)(parameters, buffers)
+    torch.testing.assert_close(together, torch.stack([layer(x) for layer in layers]))

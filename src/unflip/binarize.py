@@ -17,6 +17,7 @@ from unflip.layers import (
     BinaryConv2d,
     BinaryLayer,
     BinaryLinear,
+    become,
     binary_layers,
     inside_binarizer,
 )
@@ -59,7 +60,7 @@ def binarize(
     quiet: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """Swap every ``nn.Conv2d`` and ``nn.Linear`` of ``model`` for its binary layer, in place.
+    """Turn every ``nn.Conv2d`` and ``nn.Linear`` of ``model`` into its binary layer, in place.
 
     The first convolution and the last linear layer (in the order they are registered) stay float unless
     ``keep_first_and_last=False``; so does every layer named in ``skip``, by its name or a pattern such
@@ -76,13 +77,10 @@ def binarize(
     if isinstance(skip, str):
         raise TypeError(f"skip={skip!r} should be a list of layer names or patterns: [{skip!r}]")
     targets = _targets(model, tuple(skip), keep_first_and_last)
-    swapped: dict[nn.Module, nn.Module] = {}
-    for name, module in targets.items():
-        swapped[module] = _binary_twin(name, module, chosen)
-    if model in swapped:
-        model = swapped[model]
-    else:
-        _replace(model, swapped)
+    twins = [(module, _binary_twin(name, module, chosen)) for name, module in targets.items()]
+    for module, twin in twins:  # once all of them could be made
+        become(module, twin)
+    _use_no_fast_path(model)
     chosen.adapt(model)
     if not quiet:
         print(_table(chosen, summary(model)))
@@ -92,7 +90,7 @@ def binarize(
 def _targets(
     model: nn.Module, skip: tuple[str, ...], keep_first_and_last: bool
 ) -> dict[str, nn.Module]:
-    """name -> layer, for the layers to swap."""
+    """name -> layer, for the layers to turn."""
     _refuse_already_binary(model)
     if any(not isinstance(s, str) for s in skip):
         raise TypeError(f"skip={skip!r} should be a list of layer names or patterns")
@@ -157,6 +155,8 @@ def _refuse_unsupported(name: str, module: nn.Module) -> None:
         reason = "only nn.Conv2d and nn.Linear themselves have a binary form here"
     elif not isinstance(module.weight, nn.Parameter) or "weight" not in module._parameters:
         reason = "its weight is not a parameter (weight_norm? pruning?); make it one first"
+    elif "forward" in module.__dict__:
+        reason = "its forward was replaced (by a wrapper?), which would go on computing in float; undo that first"
     elif not module.weight.is_floating_point():
         reason = f"its weight is {module.weight.dtype}, not floating-point"
     else:
@@ -169,6 +169,7 @@ def _binary_twin(name: str, module: nn.Module, method: Method) -> BinaryLayer:
     cls = _BINARY_CLASS[type(module)]
     twin = cls.__new__(cls)
     twin.__dict__.update(module.__dict__)
+    twin.__dict__.pop("_compiled_call_impl", None)  # of layer.compile(): the float layer's
     twin._modules = dict(module._modules)
     twin.path = name
     try:
@@ -178,12 +179,11 @@ def _binary_twin(name: str, module: nn.Module, method: Method) -> BinaryLayer:
     return twin
 
 
-def _replace(model: nn.Module, swapped: dict[nn.Module, nn.Module]) -> None:
-    for module in list(model.modules()):
-        # not named_children(): that gives a layer registered under two names only once
-        for name, child in list(module._modules.items()):
-            if child in swapped:
-                setattr(module, name, swapped[child])
+def _use_no_fast_path(model: nn.Module) -> None:
+    """In evaluation torch's transformer layer hands the weights of its linear layers to one kernel: the latent ones."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and any(binary_layers(module)):
+            module.activation_relu_or_gelu = 0  # asked for by that path alone
 
 
 def summary(model: nn.Module) -> list[Change]:
@@ -200,7 +200,8 @@ def summary(model: nn.Module) -> list[Change]:
 
 def _change(name: str, module: nn.Module, binary: bool, reason: str) -> Change:
     assert isinstance(module.weight, Tensor)
-    return Change(name, type(module).__name__, module.weight.numel(), binary, reason)
+    weights = 0 if is_lazy(module.weight) else module.weight.numel()  # not known yet
+    return Change(name, type(module).__name__, weights, binary, reason)
 
 
 def _table(method: Method, changes: list[Change]) -> str:

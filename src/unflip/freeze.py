@@ -16,6 +16,7 @@ from unflip.layers import (
     BinaryLinear,
     ConvProduct,
     LinearProduct,
+    become,
     binary_layers,
     multiply_binary,
 )
@@ -115,14 +116,8 @@ def freeze(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} has no binary layer to freeze; call unflip.binarize first"
         )
     frozen = copy.deepcopy(model).eval()
-    if isinstance(frozen, BinaryLayer):
-        return _frozen_twin("", frozen)
-    swapped = {layer: _frozen_twin(name, layer) for name, layer in binary_layers(frozen)}
-    for module in list(frozen.modules()):
-        # not named_children(): that gives a layer registered under two names only once
-        for name, child in list(module._modules.items()):
-            if isinstance(child, BinaryLayer):
-                setattr(module, name, swapped[child])
+    for name, layer in list(binary_layers(frozen)):
+        become(layer, _frozen_twin(name, layer))
     return frozen
 
 
@@ -130,9 +125,15 @@ def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
     code = layer.code()
     if not (code.signs.abs() == 1).all():
         raise ValueError(f"layer {name!r} has NaN weights, which have no sign: it cannot be frozen")
+    if "forward" in layer.__dict__:
+        raise ValueError(
+            f"the forward of layer {name!r} was replaced (by a wrapper?), which would go on computing with latent "
+            "weights: undo that before freezing"
+        )
     cls = _FROZEN_CLASS[type(layer)]
     twin = cls.__new__(cls)
     twin.__dict__.update(layer.__dict__)
+    twin.__dict__.pop("_compiled_call_impl", None)  # of layer.compile(): the latent one's
     twin._parameters = {k: v for k, v in layer._parameters.items() if k != "weight"}
     twin._modules = {"input_binarizer": layer.input_binarizer.deployed().eval()}
     twin._buffers = dict(layer._buffers)

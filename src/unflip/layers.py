@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ fused_product: Callable[[Any, Tensor, Tensor], Tensor | None] | None = None
 FusedNorm = Callable[[Any, nn.Module, nn.Module, Tensor, Tensor | None], Tensor | None]
 fused_norm: FusedNorm | None = None
 
+ENOUGH = 64  # values of which some should have another sign, if any ever has
 EXACT_IN_HALF = 2048  # every integer up to this is a float16; the next one is not
 
 
@@ -30,6 +32,7 @@ class BinaryLayer(nn.Module):
     weight_binarizer: WeightBinarizer
     input_binarizer: InputBinarizer
     path: str = ""  # where the layer sits in its model; set by binarize, used in messages
+    inputs_seen: bool = False  # whether one that varies has been looked at: _warn_if_all_alike
 
     def set_method(self, method: str | Mapping[str, Any] | Method) -> None:
         self.method = resolve(method)
@@ -57,15 +60,36 @@ class BinaryLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._refuse_nan(x, "input")
+        if not self.inputs_seen:
+            self._warn_if_all_alike(x)
         return multiply_binary(self, x, self.binary_weight())
 
     def _refuse_nan(self, tensor: Tensor, what: str) -> None:
         """A NaN has no sign. On a GPU or compiled, where asking would stall, it stays NaN instead."""
-        if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+        if _can_be_read(tensor) and tensor.device.type == "cpu" and torch.isnan(tensor).any():
+            raise ValueError(f"{what} of layer {self._where()} has NaN, which has no sign")
+
+    @torch.no_grad()
+    def _warn_if_all_alike(self, x: Tensor) -> None:
+        """Behind a ReLU sign(x) is +1 everywhere, and every image looks the same from there on. Asked once."""
+        if x.numel() < ENOUGH or not _can_be_read(x) or _constant(x):
             return
-        if torch.isnan(tensor).any():
-            where = f"{self.path!r} ({type(self).__name__})" if self.path else repr(self)
-            raise ValueError(f"{what} of layer {where} has NaN, which has no sign")
+        self.inputs_seen = True
+        binary = self.input_binarizer.deployed()(x)  # without what some methods add in training
+        value = binary.flatten()[0].item()
+        if value and _constant(
+            binary
+        ):  # zeros alone are inputs that are small yet, as before training
+            warnings.warn(
+                f"every input of layer {self._where()} binarizes to {value:g}, whatever the image: {self.method} "
+                "passes nothing on here. Is there a ReLU before the layer? Inputs that become signs need values on "
+                "both sides of zero (take the ReLU away, or put BatchNorm directly before the layer); dorefa and "
+                "hwgq are made for inputs behind a ReLU",
+                stacklevel=4,
+            )
+
+    def _where(self) -> str:
+        return f"{self.path!r} ({type(self).__name__})" if self.path else repr(self)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, method={self.method}"
@@ -128,6 +152,25 @@ def inside_binarizer(name: str) -> bool:
     or to the ``adapted`` part of a module that ``Method.adapt`` has put into the network."""
     parts = name.split(".")
     return any(part in ("weight_binarizer", "input_binarizer", "adapted") for part in parts)
+
+
+def _can_be_read(x: Tensor) -> bool:
+    """Whether there are values to look at: not while tracing, compiling or capturing, nor under vmap."""
+    if not isinstance(x, Tensor) or torch.compiler.is_compiling():
+        return False
+    if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return False
+    return x.device.type in ("cpu", "cuda") and not torch._C._are_functorch_transforms_active()
+
+
+def _constant(x: Tensor) -> bool:
+    return bool((x == x.flatten()[:1]).all())
+
+
+def become(layer: nn.Module, twin: nn.Module) -> None:
+    """Turn a layer into its twin in place: whoever holds it, under another name or in a plain list, holds the twin."""
+    layer.__class__ = type(twin)
+    object.__setattr__(layer, "__dict__", twin.__dict__)
 
 
 def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
