@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.train import sign_conv
+from unflip.train import sign_conv, tuning
 
 # channels in and out, height and width of the input, stride
 SHAPES = [(16, 16, 32, 1), (16, 32, 32, 2), (32, 32, 16, 1), (32, 64, 16, 2), (64, 64, 8, 1)]
@@ -174,16 +174,16 @@ def check(case: Case) -> dict[str, float]:
 
 def sweep(cases: dict[str, Case], calls: int) -> None:
     print("\nwgrad with its sum, µs, by PROGRAMS_PER_SM (chunks in brackets):")
-    chosen = sign_conv.PROGRAMS_PER_SM
+    chosen = tuning.PROGRAMS_PER_SM
     for label, case in cases.items():
         found = []
         for programs in (1, 2, 4, 8, 16):
-            sign_conv.PROGRAMS_PER_SM = programs
+            tuning.PROGRAMS_PER_SM = programs
             rest = (3, 3, case.stride, 1, case.kind)
             chunks = torch.ops.unflip.sign_conv2d_wgrad(case.grad, case.x, *rest).shape[0]
             found.append(f"{programs}: {microseconds(case.ours()['wgrad'], calls):.1f} [{chunks}]")
         print(f"  {label:18} " + "   ".join(found))
-    sign_conv.PROGRAMS_PER_SM = chosen
+    tuning.PROGRAMS_PER_SM = chosen
 
 
 def main() -> None:
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if not torch.cuda.is_available() or not sign_conv.available() or sign_conv.INTERPRETED:
+    if not torch.cuda.is_available() or not sign_conv.available() or tuning.INTERPRETED:
         sys.exit("This benchmark needs a CUDA device and Triton, without TRITON_INTERPRET.")
     torch.backends.cudnn.benchmark = True
     triton: Any = sign_conv.triton

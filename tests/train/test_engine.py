@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
+import inspect
 import shutil
 import warnings
 from pathlib import Path
@@ -20,12 +22,21 @@ from unflip.data import ImageSet
 from unflip.layers import binary_layers
 from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
 from unflip.train import engine as engines
-from unflip.train import load_recipe, sign_conv, sign_conv_cuda
+from unflip.train import load_recipe, nvrtc, sign_conv, sign_conv_cuda, tuning
 from unflip.train.batches import Images
 from unflip.train.engine import Engine, check_straight_through
 from unflip.train.learner import Learner, build_model
 
 CPU = torch.device("cpu")
+# Whoever imports Triton has kernels, or makes them: a new file of that kind is found, too.
+OF_KERNELS = {
+    "sign_conv",
+    "sign_conv_triton",
+    "sign_conv_cuda",
+    "tuning",
+    "stem_conv",
+    "mapping",
+} | {path.stem for path in nvrtc.HERE.glob("*.py") if "import triton" in path.read_text("utf-8")}
 
 
 def network(method: Any) -> nn.Module:
@@ -143,7 +154,7 @@ def test_code_compiled_for_other_kernels_is_not_taken_from_the_disk(
     monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
     hits = []
     for rows in (0, 8, 8):
-        monkeypatch.setattr(sign_conv, "_chosen_rows", {sign_conv._key("wgrad", x, 16, 0): rows})
+        monkeypatch.setattr(tuning, "chosen_rows", {sign_conv._key("wgrad", x, 16, 0): rows})
         torch.compiler.reset()
         counters.clear()
         weight = torch.ones(3, requires_grad=True)
@@ -151,6 +162,17 @@ def test_code_compiled_for_other_kernels_is_not_taken_from_the_disk(
             torch.compile(lambda w: (w * w).sum())(weight).backward()
         hits.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert hits == [0, 0, 1]
+
+
+@pytest.mark.parametrize("name", sorted(OF_KERNELS))
+def test_another_source_of_kernels_is_another_tag(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"unflip.train.{name}")
+    before, source = engines.cache_tag(), inspect.getsource
+    changed = {module: source(module) + "# changed"}
+    monkeypatch.setattr(engines.inspect, "getsource", lambda m: changed.get(m) or source(m))
+    assert engines.cache_tag() != before
 
 
 def test_without_a_tag_nothing_is_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from unflip.train import engine as engines
 from unflip.train import load_recipe, norm
 from unflip.train.batches import Images
 from unflip.train.learner import Learner, build_model
-from unflip.train.sign_conv import INTERPRETED, available
+from unflip.train.tuning import INTERPRETED, available
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")

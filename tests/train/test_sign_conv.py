@@ -17,11 +17,11 @@ from torch import Tensor
 
 from unflip import layers, methods
 from unflip.layers import BinaryConv2d
-from unflip.train import sign_conv
+from unflip.train import sign_conv, sign_conv_triton, tuning
 from unflip.train.engine import fused_sign_convolution
 from unflip.train.sign_conv import available, sign_conv2d, supports
 
-DEVICE = "cpu" if sign_conv.INTERPRETED else "cuda"
+DEVICE = "cpu" if tuning.INTERPRETED else "cuda"
 runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")
 every_kind = pytest.mark.parametrize("inputs", sign_conv.INPUTS)
 
@@ -156,25 +156,26 @@ def test_values_are_exact_and_gradients_right(shape: tuple[int, ...], inputs: st
 
 @runs
 @pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
-@pytest.mark.parametrize("number", range(len(sign_conv.PIXEL_BLOCKS)))
+@pytest.mark.parametrize("number", range(len(sign_conv_triton.PIXEL_BLOCKS)))
 def test_every_pixel_block(
     shape: tuple[int, ...], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if sign_conv.INTERPRETED and number in (1, 6, 7):
+    if tuning.INTERPRETED and number in (1, 6, 7):
         pytest.skip("to the interpreter, the same as another")
-    for kernel in (sign_conv._fprop_kernel, sign_conv._dgrad_kernel):
-        monkeypatch.setattr(kernel, "configs", sign_conv._pixel_configs()[number : number + 1])
+    for kernel in (sign_conv_triton._fprop_kernel, sign_conv_triton._dgrad_kernel):
+        configs = sign_conv_triton._pixel_configs()[number : number + 1]
+        monkeypatch.setattr(kernel, "configs", configs)
     check(shape, "pm1")
 
 
 @runs
 @pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
-@pytest.mark.parametrize("number", range(len(sign_conv.CHUNK_BLOCKS)))
+@pytest.mark.parametrize("number", range(len(sign_conv_triton.CHUNK_BLOCKS)))
 def test_every_chunk_block(
     shape: tuple[int, ...], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configs = sign_conv._chunk_configs()[number : number + 1]
-    monkeypatch.setattr(sign_conv._wgrad_kernel, "configs", configs)
+    configs = sign_conv_triton._chunk_configs()[number : number + 1]
+    monkeypatch.setattr(sign_conv_triton._wgrad_kernel, "configs", configs)
     check(shape, "pm1")
 
 
@@ -183,7 +184,7 @@ def test_every_chunk_block(
 def test_any_number_of_chunks_covers_every_pixel_once(
     chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sign_conv, "_chunks", lambda *_: chunks)
+    monkeypatch.setattr(sign_conv_triton, "chunks", lambda *_: chunks)
     check((5, 16, 16, 13, 11, 3, 1, 1), "pm1")
 
 
@@ -195,17 +196,17 @@ def test_chunks_fill_the_device_and_bound_the_partial_sums() -> None:
         (256, (224, 224), 1152, 128),
     ]:
         x = torch.empty(n, terms // 9, *size, device="meta")
-        chunks = sign_conv._chunks(x, size, terms, outputs)
+        chunks = sign_conv_triton.chunks(x, size, terms, outputs)
         assert 1 <= chunks <= n * -(-size[0] * size[1] // 64)
-        assert chunks == 1 or chunks * terms * outputs <= sign_conv.MOST_PARTIAL
+        assert chunks == 1 or chunks * terms * outputs <= sign_conv_triton.MOST_PARTIAL
 
 
 def test_networks_side_by_side_share_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.empty(128, 16, 32, 32, device="meta")
-    monkeypatch.setattr(sign_conv, "PROGRAMS_PER_SM", 64)
-    alone = sign_conv._chunks(x, (32, 32), 144, 16)
-    monkeypatch.setattr(sign_conv, "side_by_side", 8)
-    assert 1 <= sign_conv._chunks(x, (32, 32), 144, 16) <= alone // 4
+    monkeypatch.setattr(tuning, "PROGRAMS_PER_SM", 64)
+    alone = sign_conv_triton.chunks(x, (32, 32), 144, 16)
+    monkeypatch.setattr(tuning, "side_by_side", 8)
+    assert 1 <= sign_conv_triton.chunks(x, (32, 32), 144, 16) <= alone // 4
 
 
 @runs
@@ -383,7 +384,7 @@ def test_a_layer_of_every_method_is_the_same_with_and_without_the_kernels(
         assert error(found, expected.double()) < 5e-3
 
 
-@pytest.mark.skipif(sign_conv.INTERPRETED, reason="the interpreter takes tensors on the CPU")
+@pytest.mark.skipif(tuning.INTERPRETED, reason="the interpreter takes tensors on the CPU")
 def test_a_tensor_on_the_cpu_is_refused() -> None:
     x = torch.zeros(1, 16, 4, 4, dtype=torch.float16)
     with pytest.raises(RuntimeError, match="needs Triton and a CUDA device"):

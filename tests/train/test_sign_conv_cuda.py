@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.train import nvrtc, sign_conv, sign_conv_cuda
+from unflip.train import nvrtc, sign_conv, sign_conv_cuda, tuning
 
 # images, channels in and out, height, width, rows that a warp walks down
 SHAPES = [
@@ -204,13 +204,13 @@ class Kernels:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[object, float]) -> None:
         self.calls: list[object] = []
-        monkeypatch.setattr(sign_conv, "_time", lambda call, _: [times[call() or self.calls.pop()]])
-        monkeypatch.setattr(sign_conv, "_chosen_rows", {})
+        monkeypatch.setattr(tuning, "_time", lambda call, _: [times[call() or self.calls.pop()]])
+        monkeypatch.setattr(tuning, "chosen_rows", {})
         monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def compute(self) -> None:
-        sign_conv._by_the_faster(("fprop", 16), 16, self.calls.append, self.by_triton)
+        tuning.by_the_faster(("fprop", 16), 16, self.calls.append, self.by_triton)
 
     def by_triton(self) -> None:
         self.calls.append("Triton")
@@ -219,7 +219,7 @@ class Kernels:
 def test_the_faster_kernel_computes_and_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 6.0})
     kernels.compute()
-    monkeypatch.delattr(sign_conv, "_time")
+    monkeypatch.delattr(tuning, "_time")
     kernels.compute()
     assert kernels.calls == [8, 8]
     sign_conv_cuda._enabled = False
@@ -236,7 +236,7 @@ def test_noise_does_not_choose_a_kernel_that_compiled_code_depends_on(
     assert kernels.calls == ["Triton"]
     kernels.calls.clear()
     key = ("wgrad", 16)
-    assert sign_conv._rows(key, [4, 8, 16], kernels.calls.append, kernels.by_triton) == 8
+    assert tuning.rows_for(key, [4, 8, 16], kernels.calls.append, kernels.by_triton) == 8
 
 
 def test_triton_computes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,17 +247,17 @@ def test_triton_computes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_another_number_of_networks_is_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sign_conv, "side_by_side", 1)
+    monkeypatch.setattr(tuning, "side_by_side", 1)
     resets: list[bool] = []
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(True))
     kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 6.0})
     kernels.compute()
     sign_conv.share_device(1)
-    assert sign_conv._chosen_rows
+    assert tuning.chosen_rows
     assert not resets
     sign_conv.share_device(3)
-    assert sign_conv.side_by_side == 3
-    assert sign_conv._chosen_rows == {}
+    assert tuning.side_by_side == 3
+    assert tuning.chosen_rows == {}
     assert resets  # compiled code has the old number of partial sums in it
 
 
@@ -266,7 +266,7 @@ def test_nothing_is_timed_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     kernels.compute()
     assert kernels.calls == ["Triton"]
-    assert sign_conv._chosen_rows == {}
+    assert tuning.chosen_rows == {}
 
 
 def test_a_kernel_that_fails_is_switched_off_with_a_warning(
@@ -278,7 +278,7 @@ def test_a_kernel_that_fails_is_switched_off_with_a_warning(
         raise RuntimeError("no libnvrtc")
 
     with pytest.warns(UserWarning, match=r"without our CUDA C\+\+ kernels.*failed: no libnvrtc"):
-        sign_conv._by_the_faster(("dgrad", 16), 16, fails, kernels.by_triton)
+        tuning.by_the_faster(("dgrad", 16), 16, fails, kernels.by_triton)
     assert kernels.calls == ["Triton"]
     assert not sign_conv_cuda.enabled()
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.train import sign_conv, sign_conv_cuda
+from unflip.train import sign_conv, sign_conv_cuda, sign_conv_triton, tuning
 from unflip.train.sign_conv_cuda import Strips
 
 KINDS = {name: kind for kind, name in enumerate(sign_conv.INPUTS)}
@@ -171,16 +171,16 @@ def test_no_bank_conflict_and_no_product_in_vain(emulated: Compile, c: int, size
 
 
 def test_chunks_take_strips_in_even_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sign_conv, "_processors", lambda x: 132)
+    monkeypatch.setattr(tuning, "_processors", lambda x: 132)
     for side_by_side in (1, 3, 15):
-        monkeypatch.setattr(sign_conv, "side_by_side", side_by_side)
+        monkeypatch.setattr(tuning, "side_by_side", side_by_side)
         for images, c, size in ((128, 16, 32), (128, 32, 16), (128, 64, 8), (1, 64, 8), (5, 16, 7)):
             x = torch.empty(images, c, size, size, device="meta")
             for rows in sign_conv_cuda.strip_choices(c, size, size):
                 number = sign_conv_cuda.strips(images, c, size, size, 0, rows).number
                 chunks = sign_conv._strip_chunks(x, 0, rows)
                 assert 1 <= chunks <= number
-                assert chunks * 9 * c * c <= sign_conv.MOST_PARTIAL
+                assert chunks * 9 * c * c <= sign_conv_triton.MOST_PARTIAL
                 share = -(-number // chunks)
                 assert (chunks - 1) * share < number  # no chunk is empty
 
@@ -189,7 +189,7 @@ def test_compiled_code_knows_how_many_partial_sums_there_will_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, grad = (torch.empty(128, 16, 32, 32, dtype=torch.half, device="meta") for _ in range(2))
-    chunks = {"Triton": sign_conv._chunks(x, (32, 32), 144, 16)}
+    chunks = {"Triton": sign_conv_triton.chunks(x, (32, 32), 144, 16)}
     chunks["CUDA"] = sign_conv._strip_chunks(x, 0, 8)
     assert chunks["CUDA"] != chunks["Triton"]
 
@@ -197,10 +197,10 @@ def test_compiled_code_knows_how_many_partial_sums_there_will_be(
         op = torch.ops.unflip.sign_conv2d_wgrad
         return int(op(grad, x, kernel, kernel, 1, kernel // 2, 0).shape[0])
 
-    monkeypatch.setattr(sign_conv, "_chosen_rows", {sign_conv._key("wgrad", x, 16, 0): 8})
+    monkeypatch.setattr(tuning, "chosen_rows", {sign_conv._key("wgrad", x, 16, 0): 8})
     monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
     assert expected() == chunks["CUDA"]
-    assert expected(kernel=1) == sign_conv._chunks(x, (32, 32), 16, 16)
+    assert expected(kernel=1) == sign_conv_triton.chunks(x, (32, 32), 16, 16)
     monkeypatch.setattr(sign_conv_cuda, "_enabled", False)
     assert expected() == chunks["Triton"]
 

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.data import ImageSet
-from unflip.train import engine, load_recipe, sign_conv, stem_conv
+from unflip.train import engine, load_recipe, sign_conv, sign_conv_triton, stem_conv
 from unflip.train.batches import Images
 from unflip.train.engine import Engine, check_stems
 from unflip.train.learner import Learner, build_model
-from unflip.train.sign_conv import INTERPRETED, available
 from unflip.train.stem_conv import by_kernel, may_be_stem, stem_conv2d, supports
+from unflip.train.tuning import INTERPRETED, available, power
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")
@@ -115,13 +115,13 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
     size, c, o, k, stride, padding = shape
     x = torch.empty(1, c, size, size)
     layer = {
-        **sign_conv._geometry(x, (o, c, k, k), stride, padding, 2),
-        "PART": sign_conv._part(c),
-        "BLOCK_O": sign_conv.power(o, 128),
+        **sign_conv_triton._geometry(x, (o, c, k, k), stride, padding, 2),
+        "PART": sign_conv_triton._part(c),
+        "BLOCK_O": power(o, 128),
     }
     for kernel, configs in (
-        (sign_conv._fprop_kernel.fn, sign_conv._pixel_configs()),
-        (sign_conv._wgrad_kernel.fn, sign_conv._chunk_configs()),
+        (sign_conv_triton._fprop_kernel.fn, sign_conv_triton._pixel_configs()),
+        (sign_conv_triton._wgrad_kernel.fn, sign_conv_triton._chunk_configs()),
     ):
         config = configs[1]
         constants = {**layer, **config.kwargs}
@@ -137,19 +137,19 @@ def test_values_and_gradients(shape: tuple[int, ...]) -> None:
 
 
 @runs
-@pytest.mark.parametrize("number", range(len(sign_conv.PIXEL_BLOCKS)))
+@pytest.mark.parametrize("number", range(len(sign_conv_triton.PIXEL_BLOCKS)))
 def test_every_pixel_block(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = sign_conv._pixel_configs()[number : number + 1]
-    monkeypatch.setattr(sign_conv._fprop_kernel, "configs", configs)
+    configs = sign_conv_triton._pixel_configs()[number : number + 1]
+    monkeypatch.setattr(sign_conv_triton._fprop_kernel, "configs", configs)
     for shape in FEW_SHAPES:
         check(shape)
 
 
 @runs
-@pytest.mark.parametrize("number", range(len(sign_conv.CHUNK_BLOCKS)))
+@pytest.mark.parametrize("number", range(len(sign_conv_triton.CHUNK_BLOCKS)))
 def test_every_chunk_block(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = sign_conv._chunk_configs()[number : number + 1]
-    monkeypatch.setattr(sign_conv._wgrad_kernel, "configs", configs)
+    configs = sign_conv_triton._chunk_configs()[number : number + 1]
+    monkeypatch.setattr(sign_conv_triton._wgrad_kernel, "configs", configs)
     for shape in FEW_SHAPES:
         check(shape)
 
@@ -159,7 +159,7 @@ def test_every_chunk_block(number: int, monkeypatch: pytest.MonkeyPatch) -> None
 def test_any_number_of_chunks_covers_every_pixel_once(
     chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sign_conv, "_chunks", lambda *_: chunks)
+    monkeypatch.setattr(sign_conv_triton, "chunks", lambda *_: chunks)
     check((5, 3, 16, 13, 11, 3, 1, 1))
 
 

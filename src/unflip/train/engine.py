@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from unflip import layers, methods
 from unflip.layers import binary_layers, inside_binarizer
-from unflip.train import mapping, mapping_conv, norm, sign_conv, sign_conv_cuda, stem_conv
+from unflip.train import (
+    mapping,
+    mapping_conv,
+    norm,
+    sign_conv,
+    sign_conv_cuda,
+    sign_conv_triton,
+    stem_conv,
+    tuning,
+)
 from unflip.train.learner import Learner
 from unflip.train.recipe import Recipe
 
@@ -218,10 +227,11 @@ def cache_tag() -> str:
 
     torch keeps compiled code on disk for the next process and knows it by its graph, in which a kernel is a name.
     """
-    modules = (sign_conv, sign_conv_cuda, stem_conv, norm, mapping, mapping_conv)
+    convolution = (sign_conv, sign_conv_triton, sign_conv_cuda, tuning)
+    modules = (*convolution, stem_conv, norm, mapping, mapping_conv)
     sources = "".join(inspect.getsource(module) for module in modules)
     known = torch.compiler.config.cache_key_tag
-    return f"{known} unflip {hashlib.sha256((sources + sign_conv.choices()).encode()).hexdigest()}"
+    return f"{known} unflip {hashlib.sha256((sources + tuning.choices()).encode()).hexdigest()}"
 
 
 def fused_sign_convolution(layer: Any, x: Tensor, unit: Tensor) -> Tensor | None:

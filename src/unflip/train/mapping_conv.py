@@ -39,7 +39,8 @@ import torch
 from torch import Tensor, nn
 
 from unflip.methods.mapping_network import MappingNetwork
-from unflip.train.sign_conv import INTERPRETED, _jit, _tuned, available, cdiv
+from unflip.train import tuning
+from unflip.train.tuning import INTERPRETED, available, cdiv, jit
 
 try:
     import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -161,7 +162,7 @@ def _wgrad_configs() -> list[Any]:
     return _configs(("BLOCK_R", "BLOCK_O", "BLOCK_I"), WGRAD_BLOCKS)
 
 
-@_jit
+@jit
 def _shapes(table_ptr, layers, LAYERS: tl.constexpr):
     """Filters and channels of every layer; zero after the last."""
     at = table_ptr + tl.arange(0, LAYERS) * 6
@@ -169,7 +170,7 @@ def _shapes(table_ptr, layers, LAYERS: tl.constexpr):
     return tl.load(at, mask=exists, other=0), tl.load(at + 1, mask=exists, other=0)
 
 
-@_jit
+@jit
 def _locate(counts, number):
     """The layer of a program, and the program's number in it, if the layers have ``counts`` programs each."""
     before = tl.cumsum(counts, 0) <= number
@@ -177,7 +178,7 @@ def _locate(counts, number):
     return layer, number - tl.sum(tl.where(before, counts, 0), 0)
 
 
-@_jit
+@jit
 def _layer(table_ptr, layer, ALIGNED: tl.constexpr):
     """A row of the table: filters, channels, and where activations, weights, norms and partial sums begin."""
     at = table_ptr + layer * 6
@@ -196,8 +197,8 @@ def _layer(table_ptr, layer, ALIGNED: tl.constexpr):
     return filters, channels, activations, squares, norms, partials
 
 
-@_tuned(_conv_configs(), ["layers", "activations", "IN", "OUT", "TRANSPOSED"], None)
-@_jit
+@tuning.tuned(_conv_configs(), ["layers", "activations", "IN", "OUT", "TRANSPOSED"], None)
+@jit
 def _conv_kernel(
     x_ptr,
     w_ptr,
@@ -306,7 +307,7 @@ def _conv_kernel(
         tl.store(second_ptr + part_at, second, mask=part_known)
 
 
-@_jit
+@jit
 def _norm_kernel(
     y_ptr,
     h_ptr,
@@ -368,7 +369,7 @@ def _norm_kernel(
         tl.store(rstd_ptr + 2 * norms + n, rstd, mask=n < N)
 
 
-@_jit
+@jit
 def _norm_backward_kernel(
     grad_ptr,
     y_ptr,
@@ -427,7 +428,7 @@ def _norm_backward_kernel(
     tl.store(grad_ptr + at, grad, mask=known)
 
 
-@_jit
+@jit
 def _wgrad_block(
     x_ptr,
     g_ptr,
@@ -501,8 +502,8 @@ def _wgrad_block(
                 tl.store(bias_ptr + norms + o, sums, mask=o < CO)
 
 
-@_tuned(_wgrad_configs(), ["layers", "activations"], None)
-@_jit
+@tuning.tuned(_wgrad_configs(), ["layers", "activations"], None)
+@jit
 def _wgrad_kernel(
     x1_ptr,
     x2_ptr,

@@ -45,7 +45,8 @@ from unflip import layers
 from unflip.methods.base import InputBinarizer
 from unflip.methods.reactnet import RPReLU
 from unflip.train import sign_conv
-from unflip.train.sign_conv import MOST_ELEMENTS, _jit, cdiv, filling, power
+from unflip.train.sign_conv import MOST_ELEMENTS
+from unflip.train.tuning import cdiv, filling, jit, power
 
 try:
     import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -131,7 +132,7 @@ def _obstacle(
 # ------------------------------------------------------------------------------------------- kernels
 
 
-@_jit
+@jit
 def _activation(y, scale, shift, slope, HAS_SHIFT: tl.constexpr, HAS_SLOPE: tl.constexpr):
     """u and z."""
     u = y.to(tl.float32) * scale[None, :]
@@ -142,7 +143,7 @@ def _activation(y, scale, shift, slope, HAS_SHIFT: tl.constexpr, HAS_SLOPE: tl.c
     return u, u
 
 
-@_jit
+@jit
 def _values(pointer, c, known, THERE: tl.constexpr):
     """One a channel, or zeros."""
     if THERE:
@@ -150,7 +151,7 @@ def _values(pointer, c, known, THERE: tl.constexpr):
     return tl.zeros_like(c).to(tl.float32)
 
 
-@_jit
+@jit
 def _channels(
     scale_ptr,
     shift_ptr,
@@ -169,7 +170,7 @@ def _channels(
     return c, known, scale, shift, slope
 
 
-@_jit
+@jit
 def _total(
     partial_ptr,
     which,
@@ -186,7 +187,7 @@ def _total(
     return tl.sum(tl.load(at, mask=(program < PROGRAMS)[:, None] & known[None, :], other=0.0), 0)
 
 
-@_jit
+@jit
 def _moments_kernel(
     y_ptr,
     scale_ptr,
@@ -224,7 +225,7 @@ def _moments_kernel(
     tl.store(at + C, tl.sum(second, 0), mask=known)
 
 
-@_jit
+@jit
 def _output_kernel(
     y_ptr,
     scale_ptr,
@@ -274,7 +275,7 @@ def _output_kernel(
         tl.store(out_ptr + at, out.to(tl.float16), mask=inside)
 
 
-@_jit
+@jit
 def _sums_kernel(
     g_ptr,
     y_ptr,
@@ -342,7 +343,7 @@ def _sums_kernel(
         tl.store(at_c + 7 * C, tl.sum(s8, 0), mask=known)
 
 
-@_jit
+@jit
 def _input_gradient_kernel(
     g_ptr,
     y_ptr,

@@ -1,6 +1,6 @@
 """The kernels of ``sign_conv.cu`` and ``sign_conv_wgrad.cu``: which layers they cover, and how they are launched.
 
-They do what the Triton kernels of ``sign_conv`` do, for the layers that networks of 16 to 64 channels mostly have.
+They do what the kernels of ``sign_conv_triton`` do, for the layers that networks of 16 to 64 channels mostly have.
 Where they cannot be compiled, fail, or are not faster, those are used.
 """
 
