@@ -116,6 +116,67 @@ def test_the_reference_of_an_experiment_is_known(study, tmp_path):
     assert report_data([folder])["sections"][0]["reference"] is None
 
 
+def test_an_arm_says_what_it_has_more_than_the_reference(study, tmp_path):
+    """With the p of each test that there is, as table.md has it; without any, of one seed, the difference alone."""
+    pair = {"a": "digits-finetune", "b": "digits-lns", "difference": -1.5}
+    folder = with_tests(study, tmp_path / "study", "digits-finetune", paired=[{**pair, "p": 0.2}])
+    path = folder / "study.json"
+    [section] = report_data([folder])["sections"]
+    assert section["reference_arm"] == 1
+    reference = section["arms"][1]["mean"]
+    for i, arm in enumerate(section["arms"]):
+        if i == 1:
+            assert arm["against"] is None
+        else:
+            more = {"p": 0.04, "paired_p": 0.2 if i == 2 else None}
+            assert arm["against"] == {"difference": arm["mean"] - reference, **more}
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({**saved, "tests": [], "paired": []}))
+    [section] = report_data([folder])["sections"]
+    assert [arm["against"] and arm["against"]["p"] for arm in section["arms"]] == [None] * 7
+    assert section["arms"][2]["against"]["difference"] == section["arms"][2]["mean"] - reference
+    saved["arms"][1]["mean"] = None  # it stopped, so there is nothing to compare with
+    path.write_text(json.dumps(saved))
+    assert {arm["against"] for arm in report_data([folder])["sections"][0]["arms"]} == {None}
+
+
+def retitled(study, folder, **changes):
+    """The study's summary alone, changed."""
+    folder.mkdir()
+    saved = json.loads((study / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**saved, **changes}))
+    return folder
+
+
+def test_the_title_of_many_studies_is_short(study, runs, tmp_path):
+    a, b, c = (retitled(study, tmp_path / x, title=f"Study {x}") for x in "abc")
+    other = retitled(study, tmp_path / "other", title="Another", data="cifar10")
+    assert report_data([a, b])["title"] == "Study a; Study b"
+    assert report_data([a, b, c])["title"] == "3 studies on digits"
+    assert report_data([a, b, c], title="Mine")["title"] == "Mine"
+    several = report_data([a, other, runs / "digits-dorefa"])
+    assert several["title"] == "2 studies and runs on digits, cifar10"
+
+
+def test_sections_of_one_title_are_told_apart(study, runs, tmp_path):
+    def titles(*sources):
+        return [section["title"] for section in report_data(sources)["sections"]]
+
+    held_out = retitled(study, tmp_path / "held-out", evaluated_on="validation")
+    cifar = retitled(study, tmp_path / "cifar", data="cifar10")
+    own = retitled(study, tmp_path / "own", title="Its own")
+    title = "A study of digits"
+    assert titles(study, held_out, own) == [
+        f"{title} (test images)",
+        f"{title} (held-out images)",
+        "Its own",
+    ]
+    assert titles(study, cifar) == [f"{title} (digits)", f"{title} (cifar10)"]
+    assert titles(study, cifar, held_out)[2] == f"{title} (digits, held-out images)"
+    assert titles(study, own) == [title, "Its own"]
+    assert titles(study, study) == [title, title]  # nothing tells them apart
+
+
 def test_curves_are_mean_and_std_of_the_metrics(study, study_data):
     arm = study_data["sections"][0]["arms"][0]
     seeds = [lines(study / "digits-dorefa" / f"seed-{n}") for n in (0, 1)]
@@ -309,6 +370,19 @@ def test_without_checkpoints_the_page_says_so_and_keeps_the_rest(study, tmp_path
     ]
 
 
+def test_arms_that_lack_their_checkpoints_say_the_same(study, tmp_path):
+    for name in ("digits-finetune", "digits-lns"):
+        shutil.copytree(study / name, tmp_path / "study" / name)
+        for path in (tmp_path / "study" / name).rglob("checkpoint-*"):
+            path.unlink()
+    shutil.copytree(study / "digits-dorefa", tmp_path / "study" / "digits-dorefa")
+    shutil.copy(study / "study.json", tmp_path / "study")
+    finetune, lns = report_data([tmp_path / "study"])["sections"][0]["signs"]
+    said = "the run has no checkpoint there, only its metrics were kept."
+    assert lns["notes"] == [f"Seeds 0, 1: {said}"]
+    assert finetune["notes"][0] == f"Seed 0: {said}"
+
+
 @pytest.fixture(scope="module")
 def kept(study, tmp_path_factory):
     """The study after --keep-signs, and without its checkpoints; read only."""
@@ -422,7 +496,7 @@ def test_a_damaged_checkpoint_is_a_note(study, tmp_path):
     for path in (broken / "digits-lns" / "seed-0").glob("checkpoint-*.safetensors"):
         path.write_bytes(path.read_bytes()[:-3])
     entry = report_data([broken])["sections"][0]["signs"][1]
-    assert entry["notes"] == ["Seed 0: no checkpoint of digits-lns is whole."]
+    assert entry["notes"] == ["Seed 0: no checkpoint of the run is whole."]
     assert entry["kernels"]["seed"] == 1
 
 

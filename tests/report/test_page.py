@@ -296,10 +296,150 @@ def test_scales_and_ranges_can_be_changed(desk):
     desk.click("document.querySelectorAll('[data-curve=loss] .switch button')[1]")
     assert desk.js(drawn) != linear
     assert "NaN" not in desk.js(drawn)
-    desk.click("document.querySelectorAll('.legend .switch button')[1]")
+    desk.click(button("final half"))
     paths = desk.js("[...document.querySelectorAll('path, line')].map(p => p.outerHTML).join()")
     assert "NaN" not in paths
     assert "Infinity" not in paths
+
+
+def button(text):
+    return f"[...document.querySelectorAll('.legend button')].find(b => b.textContent === '{text}')"
+
+
+DRAWN = "[...document.querySelectorAll('[data-curve={}] .line')].map(l => +l.dataset.arm)"
+PRESSED = "[...document.querySelectorAll('.legend [aria-pressed=true]')].map(b => b.textContent)"
+
+
+def with_arms(report, losses, accuracies, epochs=20):
+    """The study with arms from scratch, named by their number: the loss falls to its end, the accuracy rises to it."""
+    data = json.loads(json.dumps(report[1]))
+    [section] = data["sections"]
+    arm, steps = section["arms"][0], range(1, epochs + 1)
+    section["signs"] = []
+    section["arms"] = []
+    for i, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True)):
+        curves = {
+            "epochs": list(steps),
+            "loss": {"mean": [loss + 1 / step**2 for step in steps], "std": [None] * epochs},
+            "accuracy": {"mean": [accuracy - 50 / step**2 for step in steps]},
+        }
+        curves["accuracy"]["std"] = [None] * epochs
+        own = {"name": f"arm-{i}", "label": f"arm {i}", "mean": accuracy, "curves": curves}
+        section["arms"].append({**arm, **own})
+    return data, section
+
+
+def test_of_many_lines_the_best_and_the_worst_are_drawn_first(page, report, tmp_path):
+    accuracies = [80, 81, 90, 83, 70, 91, 86, 92, 88, 93]
+    data, section = with_arms(report, [0.5] * 10, accuracies)
+    section.update(reference="arm 3", reference_arm=3)
+    section["arms"].append({**section["arms"][0], "label": "unfinished", "mean": None})
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    first = [2, 3, 4, 5, 7, 9]  # the reference, the best four, the worst
+    labels = [f"arm {i}" for i in first]
+    assert page.js(DRAWN.format("accuracy")) == first
+    assert page.js(PRESSED) == [*labels, "these lines", "final half"]
+    caption = page.js("document.querySelector('.charts + p').textContent")
+    assert "shown at first: the reference (arm 3), the 4 with the highest accuracy" in caption
+    page.click(button("all lines"))
+    assert page.js(DRAWN.format("loss")) == list(range(11))
+    assert page.js(PRESSED)[-2:] == ["all lines", "final half"]
+    page.click(button("arm 0"))
+    assert page.js(DRAWN.format("loss")) == list(range(1, 11))
+    assert "all lines" not in page.js(PRESSED)
+    page.click(button("these lines"))
+    assert page.js(DRAWN.format("loss")) == first
+    page.click(button("arm 0"))
+    assert page.js(PRESSED) == ["arm 0", *labels, "final half"]
+    assert page.problems == []
+
+
+def test_of_many_lines_without_a_result_all_are_drawn(page, report, tmp_path):
+    data, section = with_arms(report, [0.5] * 9, [80] * 9)
+    for arm in section["arms"]:
+        arm["mean"] = None
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    assert page.js(DRAWN.format("accuracy")) == list(range(9))
+
+
+def test_few_lines_are_all_drawn(page, report, tmp_path):
+    data, _ = with_arms(report, [0.5] * 8, range(80, 88))
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    assert page.js(DRAWN.format("accuracy")) == list(range(8))
+    assert page.js(button("all lines")) is None
+    assert "shown at first" not in page.js("document.querySelector('.charts + p').textContent")
+
+
+def axis(page, curve):
+    """The least and the greatest tick of a chart's vertical axis."""
+    texts = page.js(
+        f"[...document.querySelectorAll('[data-curve={curve}] text[text-anchor=end]')].map(t => t.textContent)"
+    )
+    ticks = [float(text) for text in texts if text != "epoch"]
+    return min(ticks), max(ticks)
+
+
+def test_the_axes_are_those_of_the_end_where_the_beginning_would_squash_it(page, report, tmp_path):
+    data, section = with_arms(report, [0.5, 0.4], [84, 85])
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    assert "final half" in page.js(PRESSED)
+    assert axis(page, "accuracy")[0] > 83
+    assert axis(page, "loss")[1] < 0.6
+    left, top, _, height = page.place(CHART.format("accuracy"))
+    page.move(left + 50, top + height / 2)  # the first epoch is below the axis, and has its values
+    assert page.js("document.querySelectorAll('[data-curve=accuracy] circle').length") == 0
+    numbers = shown_numbers(page, "document.querySelector('[data-curve=accuracy] .tip')")
+    assert len(numbers) == 2
+    check(data, numbers)
+    page.click(button("whole range"))
+    assert axis(page, "accuracy")[0] <= 40
+    assert axis(page, "loss")[1] >= 1
+    for arm in section["arms"]:  # nothing to leave out
+        arm["curves"]["accuracy"]["mean"] = [arm["mean"] - 0.01 * k for k in range(20)]
+        arm["curves"]["loss"]["mean"] = [0.5 - 0.01 * k for k in range(20)]
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    assert "whole range" in page.js(PRESSED)
+    assert "final half" not in page.js("document.querySelector('.charts + p').textContent")
+
+
+def test_a_final_half_without_a_value_shows_what_there_is(page, report, tmp_path):
+    data, section = with_arms(report, [0.5, 0.4], [84, 85])
+    for arm in section["arms"]:  # stopped before accuracy was measured again
+        arm["curves"]["accuracy"]["mean"][1:] = [None] * 19
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    assert "final half" in page.js(PRESSED)
+    assert "NaN" not in page.js("document.querySelector('.charts').outerHTML")
+    assert axis(page, "accuracy")[0] < 36
+
+
+def test_a_teachers_loss_does_not_flatten_the_others(page, report, tmp_path):
+    data, _ = with_arms(report, [0.3, 0.4, 8.0], [84, 85, 86])
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    beyond = (
+        "(p => p.hidden ? '' : p.textContent)(document.querySelector('[data-curve=loss] .beyond'))"
+    )
+    assert axis(page, "loss")[1] < 1
+    assert page.js(beyond) == "Above this range: arm 2."
+    assert page.js(DRAWN.format("accuracy")) == [0, 1, 2]
+    page.click("document.querySelectorAll('[data-curve=loss] .switch button')[1]")
+    assert axis(page, "loss")[1] > 4  # a logarithm has room for it
+    assert page.js(beyond) == ""
+    page.click("document.querySelectorAll('[data-curve=loss] .switch button')[0]")
+    page.click(button("arm 0"))
+    page.click(button("arm 1"))
+    assert axis(page, "loss")[1] > 4  # alone it is not far from anything
+    page.click(button("arm 1"))
+    assert page.js(beyond) == "Above this range: arm 2."
+    page.click(button("whole range"))
+    assert axis(page, "loss")[1] > 4
+    assert page.js(beyond) == ""
 
 
 def choose(page, name, index):
@@ -327,6 +467,12 @@ def test_pickers_change_the_filter_that_is_shown(desk, report):
         last = "[...document.querySelectorAll('.panels figure')].at(-1)"
         assert desk.js(f"{last}.querySelectorAll('.mark-dot').length") == one["changed"]
         assert desk.js(f"{last}.querySelectorAll('.mark-ring').length") == one["off_sign"]
+        kernels = [(one["before"][k : k + 9], one["after"][k : k + 9]) for k in range(0, cells, 9)]
+        grounds = desk.js(f"{last}.querySelectorAll('.mark-ground').length")
+        assert grounds == sum(before != after for before, after in kernels)
+        assert "kernel with a changed sign" in desk.js(
+            "document.querySelector('.key-line').textContent"
+        )
         positive = (
             f"[...{last}.querySelectorAll('rect[data-cell]')]"
             ".map(r => r.style.fill.includes('--positive') ? '+' : '-').join('')"
@@ -394,6 +540,81 @@ def test_copying_a_command(desk, report):
     desk.call("Browser.grantPermissions", permissions=["clipboardReadWrite"])
     desk.click("document.querySelector('.copy')")
     desk.wait("document.querySelector('.copy').textContent === 'copied'")
+    assert desk.js("document.querySelectorAll('.results details[open]').length") == 0
+    copied = desk.js("navigator.clipboard.readText()")
+    assert copied == report[1]["sections"][0]["arms"][0]["command"]
+
+
+def test_a_command_is_folded_until_it_is_asked_for_or_printed(phone, report):
+    unfolded = "[...document.querySelectorAll('.results details[open]')].length"
+    seen = "document.querySelector('.results code').checkVisibility()"
+    assert (phone.js(unfolded), phone.js(seen)) == (0, False)
+    phone.js("document.querySelector('.results summary').focus()")
+    phone.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r")
+    assert (phone.js(unfolded), phone.js(seen)) == (1, True)
+    assert phone.js("document.documentElement.scrollWidth") == 390
+    phone.js(f"addEventListener('beforeprint', () => {{ window.printed = {unfolded}; }})")
+    phone.call("Page.printToPDF")
+    assert phone.js("window.printed") == len(report[1]["sections"][0]["arms"])
+    assert phone.js(unfolded) == 1
+
+
+def test_a_difference_without_a_p_is_shown(page, report, tmp_path):
+    data = json.loads(json.dumps(report[1]))
+    [section] = data["sections"]
+    heads = "[...document.querySelectorAll('.results thead th')].map(t => t.textContent)"
+    cells = "[...document.querySelectorAll('.results td.difference')].map(c => c.textContent)"
+    path = tmp_path / "report.html"
+    page.open(report[0], *DESK)
+    assert not any("difference" in head for head in page.js(heads))
+    section.update(reference="fine-tuning", reference_arm=1)
+    for i, arm in enumerate(section["arms"]):
+        arm["against"] = {"difference": 0.5 - i, "p": None, "paired_p": None} if i != 1 else None
+    section["arms"][2]["against"].update(p=0.0123)
+    section["arms"][3]["against"].update(p=0.3, paired_p=0.04)
+    write_report(data, path)
+    for size in (DESK, (1010, 900), (800, 900), PHONE):
+        page.open(path, *size)
+        page.js("document.querySelector('.results details').open = true")
+        assert "difference from fine-tuning" in page.js(heads)
+        assert page.js(cells)[:4] == ["+0.50", "–", "−1.50 (p 0.012)", "−2.50 (p 0.3; paired 0.04)"]
+        check(data, shown_numbers(page, "document.querySelector('.results')"))
+        assert page.js("document.documentElement.scrollWidth") == size[0]
+    assert page.problems == []
+
+
+def test_many_studies_are_told_apart_in_links_and_headings(page, report, tmp_path):
+    data = json.loads(json.dumps(report[1]))
+    names = ["One (test images)", "One (held-out images)", "Two"]
+    data["title"] = "3 studies on digits"
+    data["sections"] = [{**data["sections"][0], "title": name, "signs": []} for name in names]
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *PHONE)
+    for kind in ("nav a", "h2"):
+        texts = page.js(f"[...document.querySelectorAll('{kind}')].map(n => n.textContent)")
+        assert texts == names
+    assert page.js("document.querySelector('h1').textContent") == "3 studies on digits"
+
+
+def test_what_is_said_of_several_arms_is_said_once(page, report, tmp_path):
+    data = json.loads(json.dumps(report[1]))
+    [section] = data["sections"]
+    lacking = "Seeds 0, 1: base has no checkpoint there."
+    for label, arm in zip("abcdefg", section["arms"], strict=True):
+        arm.update(label=label, notes=[])
+    entry = {**section["signs"][0], "seeds": [], "kernels": None}
+    notes = "[...document.querySelectorAll('.note')].map(n => n.textContent)"
+    for said, expected in (
+        ([lacking] * 3, [f"All arms with a baseline. {lacking}"]),
+        ([lacking, "Another.", lacking], [f"b; d. {lacking}", "c. Another."]),
+        ([lacking], [f"b. {lacking}"]),
+    ):
+        section["signs"] = [
+            {**entry, "arm": i, "notes": [note]} for i, note in enumerate(said, start=1)
+        ]
+        write_report(data, tmp_path / "report.html")
+        page.open(tmp_path / "report.html", *PHONE)
+        assert page.js(notes)[1:] == expected  # after the one that says what is missing
 
 
 def test_runs_without_checkpoints_say_so_in_place(page, study, tmp_path):

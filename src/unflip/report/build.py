@@ -25,6 +25,7 @@ from unflip.report.signs import CHANNELS, Comparison, seed_list
 from unflip.study.paper import reference_of
 
 FORMAT = 1
+IMAGES = {"test": "test images", "validation": "held-out images"}
 
 
 def report_data(
@@ -58,15 +59,39 @@ def report_data(
         else:
             raise refuse(source)
     sections += _run_sections(singles, comparison)
+    _tell_apart(sections)
     return {
         "format": FORMAT,
         "unflip": __version__,
-        "title": title or "; ".join(section["title"] for section in sections),
+        "title": title or _title(sections),
         "date": date,
         "filters": filters,
         "channels": CHANNELS,
         "sections": sections,
     }
+
+
+def _tell_apart(sections: Sequence[dict[str, Any]]) -> None:
+    """Sections of one title say in it what they were evaluated on, as far as that differs."""
+    by_title: dict[str, list[dict[str, Any]]] = {}
+    for section in sections:
+        by_title.setdefault(section["title"], []).append(section)
+    for same in by_title.values():
+        fields = [f for f in ("data", "evaluated_on") if len({s[f] for s in same}) > 1]
+        for section in same if fields else ():
+            words = [IMAGES.get(section[field], section[field]) for field in fields]
+            section["title"] += f" ({', '.join(words)})"
+
+
+def _title(sections: Sequence[dict[str, Any]]) -> str:
+    """Two titles make one. Of more it would be a paragraph, which the links below it say again."""
+    if len(sections) <= 2:
+        return "; ".join(section["title"] for section in sections)
+    studies = sum(section["kind"] == "study" for section in sections)
+    parts = [f"{studies} stud{'y' if studies == 1 else 'ies'}"] if studies else []
+    parts += ["runs"] if studies < len(sections) else []
+    text = f"{' and '.join(parts)} on {', '.join(dict.fromkeys(s['data'] for s in sections))}"
+    return text[0].upper() + text[1:]
 
 
 def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[str, Any]:
@@ -94,8 +119,12 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
         "evaluated_on": study.evaluated_on,
         "epochs_note": study.epochs_note,
         "seeds": study.seeds,
-        "arms": [_study_arm(folder, arm, by_name) for arm in study.arms],
+        "arms": [
+            {**_study_arm(folder, arm, by_name), "against": _against(study, arm, reference)}
+            for arm in study.arms
+        ],
         "reference": labels.get(reference or ""),
+        "reference_arm": numbers.get(reference or ""),
         "tests": _tests(study.tests, reference, labels, _corrected(study, "welch")),
         "paired": _tests(study.paired, reference, labels, _corrected(study, "paired")),
         "signs": changed,
@@ -105,6 +134,19 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
 def _reference(study: Study, arms: Collection[str]) -> str | None:
     name = reference_of(study.study, study.reference)
     return name if name in arms else None
+
+
+def _against(study: Study, arm: StudyArm, name: str | None) -> dict[str, Any] | None:
+    """What an arm has more than the reference, and the p of each test of the two, as ``table.md`` has it."""
+    reference = next((other for other in study.arms if other.name == name), None)
+    if reference is None or arm is reference or arm.mean is None or reference.mean is None:
+        return None
+    pair = {arm.name, name}
+    p, paired_p = (
+        next((test.p for test in tests if {test.a, test.b} == pair), None)
+        for tests in (study.tests, study.paired)
+    )
+    return {"difference": arm.mean - reference.mean, "p": p, "paired_p": paired_p}
 
 
 def _corrected(study: Study, test: str) -> dict[frozenset[str], float]:
@@ -236,6 +278,7 @@ def _run_section(
         "seeds": sorted({run.seed for single in singles for run in single.runs}),
         "arms": [_run_arm(s, twice=names.count(s.recipe["name"]) > 1) for s in singles],
         "reference": None,
+        "reference_arm": None,
         "tests": [],
         "paired": [],
         "signs": changed,
@@ -266,6 +309,7 @@ def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
             [run.metrics for run in single.runs if not run.result],
         ),
         "notes": [],
+        "against": None,
     }
 
 

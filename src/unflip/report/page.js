@@ -5,6 +5,10 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = 7;
 const FEW_TESTS = 10;
+const MANY_LINES = 8;  // more than these in one chart are told apart by nobody: at first it has the BEST, and the worst
+const BEST = 4;
+const FAR = 5;  // a loss so many times the others' is of another kind: a teacher's
+const SQUASHED = 2;  // an axis so many times as long as the final half needs
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
 const CURVES = [
   { key: "loss", title: "Training loss", unit: "", log: false, digits: "sig4" },
@@ -105,11 +109,13 @@ function headings(...names) {
 
 function resultsTable(section, base) {
   const span = strips(section);
-  const paper = section.arms.some((arm) => arm.paper);
+  const paper = section.arms.some((arm) => arm.paper), compared = section.arms.some((arm) => arm.against);
+  const beside = !paper && !section.arms.some(hasP);  // on a phone: short enough to stand beside the other figures
   const head = el("thead", null, el("tr", null,
     el("th", { scope: "col" }, "arm"), el("th", { scope: "col", class: "right" }, "n"),
     el("th", { scope: "col", class: "right" }, "mean ± std, %"), el("th", { scope: "col", class: "right" }, "best, %"),
     paper ? el("th", { scope: "col", class: "right" }, "paper, %") : null,
+    compared ? el("th", { scope: "col", class: "right difference" }, `difference from ${section.reference}`) : null,
     el("th", { scope: "col" }, "seeds", span ? el("span", { class: "strip-axis", "aria-hidden": "true" }, el("span", null, tickText(span[0])), el("span", null, tickText(span[1]))) : null),
     el("th", { scope: "col" }, "command")));
   const rows = section.arms.map((arm, i) => {
@@ -121,10 +127,30 @@ function resultsTable(section, base) {
       el("td", { class: "right", "data-head": "mean ± std, %" }, el("span", null, plusMinus(here, "fixed2"), stopped ? el("span", { class: "quiet" }, " (some stopped)") : null)),
       el("td", { class: "right", "data-head": "best, %" }, num(`${here}.best`, "fixed2")),
       paper ? el("td", { class: arm.paper ? "right" : "right none", "data-head": "paper, %" }, arm.paper ? plusMinus(`${here}.paper`, "fixed2") : el("span", { class: "quiet" }, "–")) : null,
+      compared ? el("td", { class: ["right difference", beside ? "beside" : "", arm.against ? "" : "none"].join(" "), "data-head": "difference" }, difference(arm, here)) : null,
       el("td", { class: "strip-cell", "data-head": "seeds" }, span ? strip(arm, i, span) : null),
-      el("td", { class: "command-cell", "data-head": "command" }, command(arm)));
+      el("td", { class: "command-cell", "data-head": "command" }, foldedCommand(arm)));
   });
   return el("table", { class: "results" }, el("caption", { class: "unseen" }, "Accuracy of each arm"), head, el("tbody", null, rows));
+}
+function hasP({ against }) {
+  return against !== null && (against.p !== null || against.paired_p !== null);
+}
+function difference(arm, here) {
+  if (!arm.against) return el("span", { class: "quiet" }, "–");
+  const p = [["p", "p "], ["paired_p", "paired "]].filter(([field]) => arm.against[field] !== null);
+  const tested = p.flatMap(([field, name], k) => [k ? "; " : "(", name, num(`${here}.against.${field}`, "sig2")]);
+  return el("span", { class: "figures" }, num(`${here}.against.difference`, "signed2"), p.length ? [" ", el("span", { class: "quiet" }, tested, ")")] : null);
+}
+function resultsNote(section) {
+  const tested = section.arms.some(hasP) ? ", with p as in the t-tests below." : ".";
+  return "n: seeds that were trained to the end; std: of the sample. A dot is a seed, the bar mean ± std" + (section.arms.some((arm) => arm.paper) ? ", the diamond the paper’s figure." : ".") +
+    (section.arms.some((arm) => arm.against) ? ` The difference is that of the means from ${section.reference}, in points${tested}` : "");
+}
+// Arms of one study have nearly the same command: a wall of text where they are compared. It is copied without unfolding.
+function foldedCommand(arm) {
+  return el("div", { class: "command" }, el("details", null, el("summary", { "aria-label": `command of ${arm.label}` }, "command"), codeWords(arm.command)),
+    copyButton(arm.command, `the command of ${arm.label}`));
 }
 function command(arm) {
   return el("div", { class: "command" }, codeWords(arm.command), copyButton(arm.command, `the command of ${arm.label}`));
@@ -245,17 +271,17 @@ function curvesPart(section, base) {
   const has = section.arms.map((arm) => arm.curves !== null);
   const missing = section.arms.flatMap((arm) => arm.notes);
   if (!has.some(Boolean)) return [el("h3", null, "Curves"), el("p", { class: "note" }, "No run here has kept its metrics, so there is nothing to draw.")];
-  const compared = comparedArms(section), hidden = has.some((here, i) => here && !compared[i]);
-  const state = { section, base, shown: has.map((here, i) => here && compared[i]), epoch: null, active: null, late: false, charts: [] };
+  const first = firstLines(section, has);
+  const state = { section, base, shown: first, epoch: null, active: null, late: false, charts: [] };
   state.charts = CURVES.filter((curve) => section.arms.some((arm) => arm.curves && arm.curves[curve.key])).map((curve) => new Chart(state, curve));
-  const items = section.arms.map((arm, i) => has[i] ? el("li", null, legendButton(state, arm, i)) : null);
-  const range = switcher("range of the vertical axis", [[false, "whole range"], [true, "final half"]], false, (late) => { state.late = late; redraw(state); });
+  state.late = state.charts.some((chart) => chart.squashed());
+  const range = switcher("range of the vertical axis", [[false, "whole range"], [true, "final half"]], state.late, (late) => { state.late = late; redraw(state); });
   const several = section.arms.some((arm) => arm.runs.length > 1);
-  return [el("h3", null, "Curves"), el("ul", { class: "legend", "aria-label": "lines shown" }, items, el("li", null, range)),
+  return [el("h3", null, "Curves"), el("ul", { class: "legend", "aria-label": "lines shown" }, legendItems(state, has, first).map((item) => el("li", null, item)), el("li", null, range)),
     el("div", { class: "charts" }, state.charts.map((chart) => chart.figure)),
     el("p", { class: "meta" }, (several ? "Mean over the seeds, with a band of ± one standard deviation. " : "") +
       (section.arms.some((arm) => arm.start) ? "An arm that starts from another counts its own epochs. " : "") +
-      (hidden ? "Arms from scratch, whose epochs are others, are hidden at first. " : "") + "Point, tap or use the arrow keys for values."),
+      shownAtFirst(section, has, first) + (state.late ? "At first a linear vertical axis is that of the final half of the training. " : "") + "Point, tap or use the arrow keys for values."),
     missing.map((note) => el("p", { class: "note" }, note))];
 }
 // As a study's own figures: arms that start from a baseline are compared with each other; its curve, several times as
@@ -264,13 +290,31 @@ function comparedArms(section) {
   const started = section.arms.map((arm) => arm.start !== null && arm.curves !== null);
   return started.filter(Boolean).length > 1 ? started : section.arms.map(() => true);
 }
-function legendButton(state, arm, i) {
-  const button = el("button", { type: "button", class: "toggle", "aria-pressed": String(state.shown[i]), onclick: () => {
-    state.shown[i] = !state.shown[i];
-    button.setAttribute("aria-pressed", String(state.shown[i]));
-    redraw(state);
-  } }, keySample(i), el("span", null, arm.label));
-  return button;
+// Of many lines the reference, the best and the worst: between those two are all others.
+function firstLines(section, has) {
+  const compared = comparedArms(section), accuracy = (i) => section.arms[i].mean;
+  const drawn = section.arms.map((_, i) => i).filter((i) => has[i] && compared[i]);
+  const ranked = drawn.filter((i) => accuracy(i) !== null).sort((i, j) => accuracy(j) - accuracy(i));
+  const few = drawn.length > MANY_LINES && ranked.length ? [section.reference_arm, ...ranked.slice(0, BEST), ranked.at(-1)] : drawn;
+  return has.map((_, i) => drawn.includes(i) && few.includes(i));
+}
+function shownAtFirst(section, has, first) {
+  const compared = comparedArms(section), hidden = (here, i) => here && !first[i];
+  const reference = first[section.reference_arm] ? `the reference (${section.reference}), ` : "";
+  return (has.some((here, i) => hidden(here, i) && !compared[i]) ? "Arms from scratch, whose epochs are others, are hidden at first. " : "") +
+    (has.some((here, i) => hidden(here, i) && compared[i]) ? `Of so many arms these are shown at first: ${reference}the ${BEST} with the highest accuracy at the end, and the one with the lowest. The legend shows the others. ` : "");
+}
+// A toggle for each line; where some are hidden at first, a switch between those and all.
+function legendItems(state, has, first) {
+  const set = (lines) => { state.shown = lines; mark(); redraw(state); };
+  const button = (pressed, lines, attributes, ...inside) => [el("button", { type: "button", ...attributes, onclick: () => set(lines()) }, inside), pressed];
+  const toggles = state.section.arms.map((arm, i) => [arm, i]).filter(([, i]) => has[i]).map(([arm, i]) =>
+    button(() => state.shown[i], () => state.shown.map((here, k) => here !== (k === i)), { class: "toggle" }, keySample(i), el("span", null, arm.label)));
+  const groups = [[first, "these lines"], [has, "all lines"]].map(([lines, name]) => button(() => lines.every((here, i) => here === state.shown[i]), () => lines, null, name));
+  const mark = () => [...toggles, ...groups].forEach(([node, pressed]) => node.setAttribute("aria-pressed", String(pressed())));
+  mark();
+  const some = has.some((here, i) => here && !first[i]);
+  return [...toggles.map(([node]) => node), ...(some ? [el("span", { class: "switch", role: "group", "aria-label": "which lines" }, groups.map(([node]) => node))] : [])];
 }
 function redraw(state) {
   for (const chart of state.charts) chart.draw();
@@ -289,9 +333,10 @@ class Chart {
     this.svg = svg("svg", { tabindex: 0, role: "img", "aria-label": this.describe() });
     this.tip = el("div", { class: "tip", role: "status", hidden: true });
     this.plot = el("div", { class: "plot" }, this.svg, this.tip);
+    this.beyond = el("p", { class: "meta beyond", hidden: true });
     const title = el("span", null, this.title(), curve.unit ? el("span", { class: "quiet" }, `, ${curve.unit}`) : null);
     const scale = curve.log === null ? null : switcher("scale", [[false, "linear"], [true, "log"]], this.log, (log) => { this.log = log; this.draw(); });
-    this.figure = el("figure", { "data-curve": curve.key }, el("figcaption", null, title, scale), this.plot);
+    this.figure = el("figure", { "data-curve": curve.key }, el("figcaption", null, title, scale), this.plot, this.beyond);
     this.listen();
     new ResizeObserver(() => { if (this.plot.clientWidth !== this.width) this.draw(); }).observe(this.plot);
   }
@@ -331,6 +376,9 @@ class Chart {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
     this.svg.replaceChildren();
+    const near = this.near(lines, this.late()), far = lines.filter((line) => !near.includes(line)).map(({ arm }) => arm.label);
+    this.beyond.hidden = !far.length;
+    this.beyond.textContent = `Above this range: ${far.join("; ")}.`;
     if (!lines.length) {
       this.x = null;
       this.svg.append(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no line chosen"));
@@ -340,6 +388,7 @@ class Chart {
     this.x = linearScale(1, this.last, edge.left, width - edge.right);
     this.y = this.vertical(lines, height - edge.bottom, edge.top);
     this.floor = height - edge.bottom;
+    this.ceiling = edge.top;
     this.axes(width, height, edge);
     const clip = `clip-${Chart.count = (Chart.count || 0) + 1}`;
     const inside = svg("g", { "clip-path": `url(#${clip})` });
@@ -349,12 +398,31 @@ class Chart {
     this.svg.append(this.top);
     this.mark();
   }
-  vertical(lines, from, to) {
-    const values = lines.flatMap(({ arm, curve }) => curve.mean.flatMap((mean, k) => {
-      if (mean === null || (this.state.late && arm.curves.epochs[k] <= arm.curves.epochs.at(-1) / 2)) return [];
+  // A logarithm leaves room for the beginning, and for whatever is far from the others.
+  late() {
+    return this.state.late && !this.log;
+  }
+  near(lines, late) {
+    if (!late || this.curve.key !== "loss") return lines;
+    const last = lines.map(({ curve }) => curve.mean.findLast((mean) => mean !== null));
+    const middle = [...last].sort((a, b) => a - b)[Math.floor((last.length - 1) / 2)];
+    return lines.filter((_, k) => last[k] <= FAR * middle);
+  }
+  values(lines, late) {
+    const values = this.near(lines, late).flatMap(({ arm, curve }) => curve.mean.flatMap((mean, k) => {
+      if (mean === null || (late && arm.curves.epochs[k] < arm.curves.epochs.at(-1) / 2)) return [];
       const std = curve.std[k];
       return std === null ? [mean] : this.log ? [mean, mean + std] : [mean - std, mean + std];
     }));
+    return values.length || !late ? values : this.values(lines, false);  // nothing may be measured in the final half
+  }
+  // Whether the beginning, or a line far from the others, leaves them little of the axis at the end.
+  squashed() {
+    const lines = this.lines(), spread = (values) => Math.max(...values) - Math.min(...values);
+    return !this.log && lines.length > 1 && spread(this.values(lines, false)) > SQUASHED * spread(this.values(lines, true));
+  }
+  vertical(lines, from, to) {
+    const values = this.values(lines, this.late());
     if (this.log) return logScale(values, from, to);
     const low = Math.min(...values), high = Math.max(...values), pad = (high - low) * .04;
     return linearScale(this.curve.key === "flips_percent" ? Math.max(0, low - pad) : low - pad, high + pad, from, to);
@@ -402,7 +470,8 @@ class Chart {
     for (const { arm, i, curve } of this.lines()) {
       const k = arm.curves.epochs.indexOf(epoch);
       if (k < 0 || curve.mean[k] === null) continue;
-      this.top.append(svg("circle", { cx: x, cy: this.y(curve.mean[k]), r: 3.5, style: `fill:${colour(i)};stroke:var(--paper)` }));
+      const y = this.y(curve.mean[k]);
+      if (y > this.ceiling - 4 && y < this.floor + 4) this.top.append(svg("circle", { cx: x, cy: y, r: 3.5, style: `fill:${colour(i)};stroke:var(--paper)` }));
       rows.push(keySample(i), el("span", { class: "name" }, arm.label), el("span", { class: "value" }, this.value(arm, i, k)));
     }
     if (this.state.active !== this) return;
@@ -532,10 +601,17 @@ function signsPart(section, base) {
   if (!section.signs.length) return [];
   const heading = el("h3", null, "Which signs changed");
   const usable = section.signs.map((entry, k) => ({ entry, k })).filter(({ entry }) => entry.seeds.length);
-  const notes = section.signs.flatMap((entry) => entry.notes.map((note) => el("p", { class: "note" }, `${section.arms[entry.arm].label}. ${note}`)));
+  const notes = signNotes(section);
   if (!usable.length) return [heading, el("p", { class: "note" }, "The weights needed to compare signs are not there:"), notes];
   const others = notes.length ? el("div", null, el("details", null, el("summary", null, "Runs whose signs could not be compared"), el("div", null, notes))) : null;
   return [heading, new Signs(section, base, usable).node, others];
+}
+// What is said of several arms is said once.
+function signNotes(section) {
+  const arms = new Map();
+  for (const { arm, notes } of section.signs) for (const note of notes) arms.set(note, [...(arms.get(note) ?? []), section.arms[arm].label]);
+  const whose = (labels) => labels.length > 1 && labels.length === section.signs.length ? "All arms with a baseline" : labels.join("; ");
+  return [...arms].map(([note, labels]) => el("p", { class: "note" }, `${whose(labels)}. ${note}`));
 }
 function picker(label, name) {
   const select = el("select", { name });
@@ -667,16 +743,12 @@ class Kernels {
     const wide = Math.min(this.across, this.count) * (this.columns + gap) - gap, high = Math.ceil(this.count / this.across) * (this.rows + gap) - gap;
     const drawing = svg("svg", { viewBox: `-.35 -.35 ${wide + .7} ${high + .7}`, style: `max-width:${Math.round(wide * 18)}px`, "aria-hidden": "true" });
     const marks = [];
+    if (dot) drawing.append(...this.grounds(dot));
     for (let j = 0; j < length; j++) {
       const [x, y] = this.spot(j);
       drawing.append(svg("rect", { x: x + .03, y: y + .03, width: .94, height: .94, "data-cell": j, style: `fill:${shade(value(j))}` }));
       if (ring && ring(j)) marks.push(svg("rect", { class: "mark-ring", x: x + .1, y: y + .1, width: .8, height: .8 }));
       if (dot && dot(j)) marks.push(svg("circle", { class: "mark-dot", cx: x + .5, cy: y + .5, r: .27 }));
-    }
-    if (dot) for (let k = 0; k < this.count; k++) {  // found at a glance: the kernels with a change are framed
-      const size = this.rows * this.columns, [x, y] = this.spot(k * size);
-      const some = size > 1 && Array.from({ length: size }, (_, m) => dot(k * size + m)).some(Boolean);
-      if (some) marks.push(svg("rect", { class: "mark-frame", x: x - .22, y: y - .22, width: this.columns + .44, height: this.rows + .44, rx: .2 }));
     }
     const picked = svg("rect", { class: "picked", width: 1, height: 1, visibility: "hidden" });
     drawing.append(svg("g", { "pointer-events": "none" }, marks, picked));
@@ -685,12 +757,26 @@ class Kernels {
     drawing.addEventListener("pointerdown", locate);
     return { figure: el("figure", null, el("figcaption", null, title), drawing), picked };
   }
+  // Found at a glance: a kernel with a change has a ground. A frame round it would look like the mark of a weight.
+  grounds(changed) {
+    const size = this.rows * this.columns, made = [];
+    for (let k = 0; size > 1 && k < this.count; k++) {
+      const [x, y] = this.spot(k * size), some = Array.from({ length: size }, (_, m) => changed(k * size + m)).some(Boolean);
+      if (some) made.push(svg("rect", { class: "mark-ground", x: x - .3, y: y - .3, width: this.columns + .6, height: this.rows + .6, rx: .3 }));
+    }
+    return made;
+  }
+  groundSample() {
+    const cells = [1, -1, -1, 1].map((value, j) => svg("rect", { x: .35 + 1.15 * (j % 2), y: .35 + 1.15 * Math.floor(j / 2), width: 1.1, height: 1.1, style: `fill:${shade(value)}` }));
+    return svg("svg", { viewBox: "0 0 2.95 2.95", "aria-hidden": "true" }, svg("rect", { class: "mark-ground", width: 2.95, height: 2.95, rx: .4 }), cells);
+  }
   legend() {
     const sample = (...shapes) => svg("svg", { viewBox: "0 0 1 1", "aria-hidden": "true" }, shapes);
     const square = (value) => svg("rect", { width: 1, height: 1, style: `fill:${shade(value)}` });
     return el("div", { class: "key-line" }, el("span", null, sample(square(1)), "+1, or positive"), el("span", null, sample(square(-1)), "−1, or negative"),
       el("span", null, sample(square(.0), svg("circle", { class: "mark-dot", cx: .5, cy: .5, r: .27 })), "differs from the baseline"),
-      el("span", null, sample(square(.0), svg("rect", { class: "mark-ring", x: .1, y: .1, width: .8, height: .8 })), "differs from sign(W)"));
+      el("span", null, sample(square(.0), svg("rect", { class: "mark-ring", x: .1, y: .1, width: .8, height: .8 })), "differs from sign(W)"),
+      this.rows * this.columns > 1 ? el("span", null, this.groundSample(), "kernel with a changed sign") : null);
   }
   choose(j) {
     this.chosen = j;
@@ -731,11 +817,20 @@ function sectionNode(section, i) {
   const alone = DATA.sections.length === 1 && DATA.title === section.title;
   return el("section", { id: `section-${i}` }, alone ? null : el("h2", null, section.title), el("p", { class: "meta" }, meta.filter(Boolean).join(" · ")),
     el("h3", null, "Results"), resultsTable(section, base),
-    el("p", { class: "meta" }, "n: seeds that were trained to the end; std: of the sample. A dot is a seed, the bar mean ± std" + (section.arms.some((arm) => arm.paper) ? ", the diamond the paper’s figure." : ".")),
+    el("p", { class: "meta" }, resultsNote(section)),
     ...sweepPart(section, base), ...testsPart(section, base, "tests", "Welch’s t-tests", "Difference of the means in points;"),
     ...testsPart(section, base, "paired", "Paired t-tests", "Runs of the same seed are pairs, n of them; the difference is their mean, in points;"),
     ...curvesPart(section, base), ...signsPart(section, base),
     el("h3", null, "Runs and recipes"), ...reproduce(section, base));
+}
+// A closed <details> would print nothing of the command.
+function unfoldForPrint() {
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll(".command details:not([open])")];
+    for (const details of folded) details.open = true;
+  });
+  addEventListener("afterprint", () => { for (const details of folded) details.open = false; });
 }
 function page() {
   document.title = DATA.title;
@@ -744,5 +839,6 @@ function page() {
   main.replaceChildren(el("header", null, el("h1", null, DATA.title), DATA.date ? el("p", { class: "meta" }, DATA.date) : null, links.length > 1 ? el("nav", { "aria-label": "sections" }, links) : null),
     ...DATA.sections.map(sectionNode),
     el("footer", { class: "meta" }, el("p", null, `Written by unflip ${DATA.unflip}. Every number here is drawn from the JSON inside this file, which loads nothing from elsewhere.`)));
+  unfoldForPrint();
 }
 page();

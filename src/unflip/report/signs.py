@@ -42,9 +42,8 @@ class Network:
     epoch: int
 
 
-def load_network(folder: Path) -> Network:
-    """Build a run's network from its checkpoint."""
-    name = _arm_of(folder)
+def load_network(folder: Path, name: str) -> Network:
+    """Build a run's network from its checkpoint; ``name`` is what a note calls it."""
     if not checkpoints.available(folder):
         raise NoWeights(f"{name} has no checkpoint there, only its metrics were kept")
     saved, _ = checkpoints.load_latest(folder)
@@ -62,7 +61,7 @@ def load_network(folder: Path) -> Network:
 
 
 def _arm_of(folder: Path) -> str:
-    """What a note calls the run: it names the seed itself."""
+    """What a note calls a baseline: it names the seed itself."""
     return folder.absolute().parent.name if SEED_FOLDER.fullmatch(folder.name) else folder.name
 
 
@@ -122,7 +121,8 @@ class Comparison:
         checkpointed = all(checkpoints.available(where) for where in (folder, baseline))
         if not checkpointed and (folder / kept_signs.NAME).exists():
             return self._kept(seed, folder, baseline)
-        before, network = self._before(baseline), load_network(folder)
+        before = self._before(baseline)
+        network = load_network(folder, "the run")  # not by name: arms that lack theirs share a note
         counts, layers = _seed(seed, before, network), self._kernels(before, network.model)
         if self.keep and (folder / "result.json").exists():
             path = kept_signs.keep(folder, baseline, counts, layers)
@@ -141,7 +141,7 @@ class Comparison:
 
     def _before(self, folder: Path) -> dict[str, Tensor]:
         if folder not in self.baselines:
-            self.baselines[folder] = signs(load_network(folder).model)
+            self.baselines[folder] = signs(load_network(folder, _arm_of(folder)).model)
         return self.baselines[folder]
 
     @torch.no_grad()
