@@ -60,7 +60,7 @@ class BinaryLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._refuse_nan(x, "input")
-        if not self.inputs_seen:
+        if not torch.compiler.is_compiling() and not self.inputs_seen:  # compiled, not even a guard
             self._warn_if_all_alike(x)
         return multiply_binary(self, x, self.binary_weight())
 
@@ -72,7 +72,7 @@ class BinaryLayer(nn.Module):
     @torch.no_grad()
     def _warn_if_all_alike(self, x: Tensor) -> None:
         """Behind a ReLU sign(x) is +1 everywhere, and every image looks the same from there on. Asked once."""
-        if x.numel() < ENOUGH or not _can_be_read(x) or _constant(x):
+        if not _can_be_read(x) or x.numel() < ENOUGH or _constant(x):
             return
         self.inputs_seen = True
         binary = self.input_binarizer.deployed()(x)  # without what some methods add in training
