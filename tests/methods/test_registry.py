@@ -362,6 +362,30 @@ def test_its_own_state_dict_loads(method: str) -> None:
 
 
 @every_method
+def test_what_is_no_state_is_right_after_the_meta_device(method: str) -> None:
+    """``to_empty`` leaves any number in a buffer, and a state dict brings the persistent ones alone."""
+    source = binary_net(method)
+    with torch.device("meta"):
+        model = float_net()
+    unflip.binarize(model, method, quiet=True).to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(7.25 if tensor.is_floating_point() else 7)
+    model.load_state_dict(source.state_dict())
+    expected = dict(source.named_buffers())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, expected[name]), name
+
+
+def test_loading_a_state_dict_keeps_the_epochs_numbers() -> None:
+    model = binary_net("irnet")
+    unflip.start_epoch(model, 3, 4)
+    expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.load_state_dict(model.state_dict())
+    assert all(torch.equal(buffer, expected[name]) for name, buffer in model.named_buffers())
+
+
+@every_method
 def test_cost(method: str) -> None:
     model, x = binary_net(method), images(1)
     spent = unflip.cost(model, x)

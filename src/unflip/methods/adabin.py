@@ -48,7 +48,7 @@ class AdaptiveSet(WeightBinarizer):
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        self.register_buffer("sharpness", like.new_tensor(1e-3), persistent=False)
+        self.hold("sharpness", 1e-3, like)
 
     def moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """β and α of each filter, to go with the weight. α² is at least the least normal number, so that
@@ -74,7 +74,7 @@ class AdaptiveSet(WeightBinarizer):
         return through.to(weight.dtype)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
-        self.sharpness.fill_(10 ** (-3 + 4 * epoch / epochs))
+        self.set_number("sharpness", 10 ** (-3 + 4 * epoch / epochs))
 
 
 class AdaptiveInputs(InputBinarizer):

@@ -94,7 +94,34 @@ def _float_of_rank(rank: Tensor) -> Tensor:
     return torch.where(rank < 0, -size, size)
 
 
-class WeightBinarizer(nn.Module):
+class Numbers(nn.Module):
+    """A module with numbers of the config and the epoch in buffers, where a captured step reads them.
+
+    They are no state, so no state dict brings them: where ``to_empty`` left memory as it was, loading one would not
+    make them right. They are remembered here, and filled in again by every load.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[str, float] = {}
+
+    def hold(self, name: str, value: float, like: Tensor) -> None:
+        """Make the buffer ``name`` with the device and type of ``like``."""
+        self.register_buffer(name, like.new_full((), value), persistent=False)
+        self.numbers[name] = value
+
+    def set_number(self, name: str, value: float) -> None:
+        """Fill it in place."""
+        self.numbers[name] = value
+        self.get_buffer(name).fill_(value)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        for name, value in self.numbers.items():
+            self.get_buffer(name).fill_(value)
+
+
+class WeightBinarizer(Numbers):
     """Latent weights -> binary weights with the method's gradient."""
 
     def code(self, weight: Tensor) -> BinaryWeight:
@@ -116,14 +143,15 @@ class WeightBinarizer(nn.Module):
         """Called when the latent weights were replaced by those of another network."""
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
-        """Called before epoch 0 .. epochs − 1, for schedules. A scheduled value is a buffer that is filled in
-        place (a captured step reads it); it must not change ``code`` unless the buffer is persistent."""
+        """Called before epoch 0 .. epochs − 1, for schedules. A scheduled value is a buffer (``hold``) that is
+        filled in place (``set_number``; a captured step reads it); it must not change ``code`` unless the buffer is
+        persistent."""
 
     def after_step(self, weight: Tensor) -> None:
         """Change the latent weights in place after an optimizer step (clipping, centring)."""
 
 
-class InputBinarizer(nn.Module):
+class InputBinarizer(Numbers):
     """A layer's input -> what the binary layer multiplies with."""
 
     bits: int = 1  # bit planes of the result; 32 means the input stays float

@@ -35,6 +35,7 @@ from unflip.methods.base import (
     InputBinarizer,
     InputCode,
     Method,
+    Numbers,
     WeightBinarizer,
     register,
     sign_code,
@@ -60,7 +61,7 @@ class NoiseAdaptation(nn.Module):
         return learned.to(t.dtype) + SHORTCUT * torch.sin(t)
 
 
-class Fourier(nn.Module):
+class Fourier(Numbers):
     """The sine module and the noise of one tensor; schedules n and α."""
 
     terms: Tensor  # n + 1
@@ -71,13 +72,13 @@ class Fourier(nn.Module):
         self.config = config
         self.adaptation = adaptation
         self.limit = math.pi / (2 * config.frequency)
-        self.register_buffer("terms", like.new_tensor(config.terms + 1.0), persistent=False)
-        self.register_buffer("alpha", like.new_tensor(config.alpha), persistent=False)
+        self.hold("terms", config.terms + 1, like)
+        self.hold("alpha", config.alpha, like)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         progress = epoch / max(1, epochs - 1)
-        self.terms.fill_(self.config.terms + round(self.config.terms * progress) + 1)
-        self.alpha.fill_(self.config.alpha * (1 - progress))
+        self.set_number("terms", self.config.terms + round(self.config.terms * progress) + 1)
+        self.set_number("alpha", self.config.alpha * (1 - progress))
 
     def sine(self, x: Tensor) -> Tensor:
         """A function whose derivative is ŝ'."""

@@ -31,6 +31,7 @@ from unflip.methods.base import (
     InputBinarizer,
     InputCode,
     Method,
+    Numbers,
     WeightBinarizer,
     register,
     sign_code,
@@ -38,7 +39,7 @@ from unflip.methods.base import (
 from unflip.ste import sign, straight_through
 
 
-class ErrorDecay(nn.Module):
+class ErrorDecay(Numbers):
     """g, and the temperature t of the epoch."""
 
     t: Tensor
@@ -46,10 +47,10 @@ class ErrorDecay(nn.Module):
     def __init__(self, t_min: float, t_max: float, like: Tensor) -> None:
         super().__init__()
         self.t_min, self.t_max = t_min, t_max
-        self.register_buffer("t", like.new_full((), t_min), persistent=False)
+        self.hold("t", t_min, like)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
-        self.t.fill_(self.t_min * (self.t_max / self.t_min) ** (epoch / epochs))
+        self.set_number("t", self.t_min * (self.t_max / self.t_min) ** (epoch / epochs))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.t.clamp_min(1) * (1 - torch.tanh(self.t * x) ** 2)

@@ -99,11 +99,12 @@ class MappedSign(WeightBinarizer):
         # Tensors, not numbers: a compiled step is the same for every α and ρ, so a sweep compiles one. α is that of
         # the mean over the layer, which a sum is with another α.
         alpha = config.alpha * (weight.numel() if config.reduction == "sum" else 1)
-        self.register_buffer("alpha", weight.new_tensor(alpha), persistent=False)
-        estimated = config.rates == "estimated"  # the given ones, until set_flip_rates
-        shape = weight.shape if estimated else ()
+        self.hold("alpha", alpha, weight)
         for name, rho in (("rho_plus", config.rho_plus), ("rho_minus", config.rho_minus)):
-            self.register_buffer(name, weight.new_full(shape, rho), persistent=estimated)
+            if config.rates == "estimated":  # the given ones, until set_flip_rates
+                self.register_buffer(name, weight.new_full(weight.shape, rho))
+            else:
+                self.hold(name, rho, weight)
 
     def base_code(self, weight: Tensor) -> BinaryWeight:
         code = self.base.code(weight.detach())

@@ -38,6 +38,7 @@ from unflip.methods.base import (
     InputBinarizer,
     InputCode,
     Method,
+    Numbers,
     WeightBinarizer,
     one_step_code,
     register,
@@ -47,7 +48,7 @@ from unflip.ste import sign, straight_through
 STEEPEST = 2000.0
 
 
-class Temperature(nn.Module):
+class Temperature(Numbers):
     """T of the epoch."""
 
     value: Tensor
@@ -55,10 +56,10 @@ class Temperature(nn.Module):
     def __init__(self, rise: float, like: Tensor) -> None:
         super().__init__()
         self.rise = rise
-        self.register_buffer("value", like.new_full((), min(rise, STEEPEST)), persistent=False)
+        self.hold("value", min(rise, STEEPEST), like)
 
     def start_epoch(self, epoch: int) -> None:
-        self.value.fill_(min(self.rise * (epoch + 1), STEEPEST))
+        self.set_number("value", min(self.rise * (epoch + 1), STEEPEST))
 
 
 class SoftSignWeights(WeightBinarizer):

@@ -46,7 +46,7 @@ class RectifiedSign(WeightBinarizer):
         super().__init__()
         self.tau_min, self.tau_max = tau_min, tau_max
         self.alpha = nn.Parameter(weight.new_full((len(weight), *[1] * (weight.dim() - 1)), 0.5))
-        self.register_buffer("tau", weight.new_full((), tau_min), persistent=False)
+        self.hold("tau", tau_min, weight)
 
     def standardised(self, weight: Tensor) -> Tensor:
         if weight[0].numel() == 1:
@@ -68,7 +68,7 @@ class RectifiedSign(WeightBinarizer):
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         progress = math.expm1(epoch / epochs) / (math.e - 1)
-        self.tau.fill_(self.tau_min + (self.tau_max - self.tau_min) * progress)
+        self.set_number("tau", self.tau_min + (self.tau_max - self.tau_min) * progress)
 
 
 class ScaledApproxSign(InputBinarizer):

@@ -28,6 +28,7 @@ from unflip.methods.base import (
     InputBinarizer,
     InputCode,
     Method,
+    Numbers,
     WeightBinarizer,
     register,
     sign_code,
@@ -35,7 +36,7 @@ from unflip.methods.base import (
 from unflip.ste import sign, straight_through
 
 
-class PowerEstimator(nn.Module):
+class PowerEstimator(Numbers):
     """g, and the exponent o of the epoch."""
 
     o: Tensor
@@ -43,10 +44,11 @@ class PowerEstimator(nn.Module):
     def __init__(self, o_end: float, t: float, m: float, like: Tensor) -> None:
         super().__init__()
         self.o_end, self.t, self.m = o_end, t, m
-        self.register_buffer("o", like.new_ones(()), persistent=False)
+        self.hold("o", 1.0, like)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
-        self.o.fill_(1 + (self.o_end - 1) * (1 - math.cos(math.pi / 2 * epoch / epochs)))
+        progress = 1 - math.cos(math.pi / 2 * epoch / epochs)
+        self.set_number("o", 1 + (self.o_end - 1) * progress)
 
     def forward(self, x: Tensor) -> Tensor:
         size, power = x.abs(), (1 - self.o) / self.o
