@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -843,6 +844,50 @@ def test_warm_start_that_falls_short_says_so() -> None:
     )
     with pytest.warns(UserWarning, match=r"after 1 steps the mapping still disagrees .*: 0 \d"):
         warm_start(model, steps=1)
+
+
+def untaught_warnings(model: nn.Module, times: int = 2) -> int:
+    """How often training says that a mapping has not learned its signs, over several losses."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            unflip.auxiliary_loss(model)
+    return sum("has not learned the signs" in str(w.message) for w in caught)
+
+
+def test_training_without_a_warm_start_is_said_once() -> None:
+    model = lns_net()
+    layers = len(list(binary_layers(model)))
+    assert untaught_warnings(copy.deepcopy(model).eval()) == 0
+    with torch.no_grad():
+        assert untaught_warnings(model) == 0
+    assert untaught_warnings(copy.deepcopy(model)) == layers, "once a layer"
+    assert untaught_warnings(lns_net(mapping="residual")) == 0
+    trained = lns_net()
+    trained.load_state_dict(model.state_dict())
+    assert untaught_warnings(trained) == 0
+
+
+@pytest.mark.filterwarnings("ignore:after 1 steps")
+@pytest.mark.parametrize("labels", ["following", "frozen"])
+def test_a_warm_start_is_of_the_weights_at_hand(labels: str) -> None:
+    model = lns_net(labels=labels)
+    warm_start(model, steps=1)
+    assert untaught_warnings(copy.deepcopy(model)) == 0
+    unflip.load_twin(model, float_net().state_dict())
+    assert untaught_warnings(copy.deepcopy(model)) > 0, "other weights have other signs"
+    warm_start(model, steps=1)
+    assert untaught_warnings(model) == 0
+
+
+def test_a_compiled_step_does_not_know_of_the_warning() -> None:
+    model = lns_net()
+    compiled = torch.compile(
+        lambda: unflip.auxiliary_loss(model), fullgraph=True, backend="aot_eager"
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="lns: a mapping network")
+        compiled()
 
 
 def test_layers_that_are_not_3x3_have_room_enough() -> None:

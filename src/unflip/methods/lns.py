@@ -64,6 +64,7 @@ __all__ = [
     "MappingNetwork",
     "set_flip_rates",
     "sign_agreement",
+    "trust_mappings",
     "unbiased_loss",
     "warm_start",
 ]
@@ -91,6 +92,9 @@ class MappedSign(WeightBinarizer):
         self.mapping = MappingNetwork(weight, config.mapping == "residual", config.statistics)
         self.mapping.to(device=weight.device, dtype=weight.dtype)
         self.shared: list[Tensor] | None = None
+        self.untaught = (
+            config.mapping == "plain"
+        )  # until f has learned the signs, or we have said so
         base.requires_grad_(False)  # its signs are labels and its scale is taken as it is
         if config.labels == "frozen":
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
@@ -140,8 +144,9 @@ class MappedSign(WeightBinarizer):
 
     @torch.no_grad()
     def latent_replaced(self, weight: Tensor) -> None:
-        """New weights (a pretrained network's) bring new labels where those are frozen."""
+        """New weights (a pretrained network's) bring new labels where those are frozen, and f knows none of them."""
         self.base.latent_replaced(weight)
+        self.untaught = self.config.mapping == "plain"
         if self.config.labels == "frozen":
             self.labels.copy_(self.base_code(weight).signs[0])
 
@@ -168,11 +173,32 @@ class MappedSign(WeightBinarizer):
 
     def auxiliary_loss(self, weight: Tensor) -> Tensor | None:
         config = self.config
+        # A compiled step must not depend on it; without gradients no one is training.
+        if not torch.compiler.is_compiling() and self.training and torch.is_grad_enabled():
+            self._warn_if_untaught()
         q_hat = self.predict(weight)
         if config.loss_on == "after_sign":
             q_hat = straight_through(sign(q_hat), self._passed(q_hat))
         loss = self.supervision(q_hat, self.noisy_labels(weight))
         return self.alpha * loss.mean()
+
+    def _warn_if_untaught(self) -> None:
+        """Once: accuracy would stay near guessing, and the loss alone does not tell why."""
+        if self.untaught:
+            self.untaught = False
+            warnings.warn(
+                "lns: a mapping network that has not learned the signs of its weights is being trained: it gives "
+                "random ones. Call unflip.methods.lns.warm_start(model) after unflip.load_twin and before "
+                "training, or use mapping='residual'.",
+                stacklevel=2,
+            )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        if any(key.startswith(f"{prefix}mapping.") for key in state_dict):
+            self.untaught = False  # it has learned what the one that was saved had
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.base.start_epoch(epoch, epochs)
@@ -263,6 +289,13 @@ def mapped_layers(model: nn.Module) -> list[tuple[str, Tensor, MappedSign]]:
     return layers
 
 
+def trust_mappings(model: nn.Module) -> None:
+    """Say that the mapping networks have learned their signs, where their tensors were filled in place."""
+    for module in model.modules():
+        if isinstance(module, MappedSign):
+            module.untaught = False
+
+
 @torch.no_grad()
 def set_flip_rates(model: nn.Module, rates: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Give every weight its own (ρ₊, ρ₋): for each LNS layer two tensors that fit its weight."""
@@ -311,6 +344,7 @@ def warm_start(
     for name, weight, binarizer in mapped_layers(model):
         binarizer.latent_replaced(weight)
         reached[name] = _fit_mapping(weight.detach(), binarizer, steps, lr, agreement)
+        binarizer.untaught = False
         if progress:
             progress(name, reached[name])
     short = {name: share for name, share in reached.items() if not share >= min(agreement, 0.999)}

@@ -14,6 +14,7 @@ from unflip import methods, models
 from unflip.binarize import load_twin
 from unflip.data import ImageSet
 from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epoch
+from unflip.methods.lns import trust_mappings
 from unflip.train import distributed, stem_conv
 from unflip.train.batches import Images, mix
 from unflip.train.mapping import shared_predictions
@@ -91,7 +92,8 @@ class Learner:
         objective = Objective(self.model, recipe.distill)
         self.objective = distributed.wrap(objective, recipe, device)
         self.layers = [n for n, _ in binary_layers(self.model)]
-        self.auxiliary_layers = list(auxiliary_losses(self.model))
+        with torch.no_grad():
+            self.auxiliary_layers = list(auxiliary_losses(self.model))
         self.groups = _parameter_groups(self.model, recipe)
         self.optimizers = _make_optimizers(recipe, self.groups, device)
         steps = len(images) // recipe.batch_size
@@ -228,6 +230,8 @@ class Learner:
         """Every rank goes on from rank 0's state: only rank 0 reads checkpoints and warm-starts."""
         for tensor in self.state().values():
             distributed.broadcast(tensor)
+        if distributed.rank() > 0:
+            trust_mappings(self.model)  # rank 0 says if they are untaught
 
     def snapshot(self) -> dict[str, Tensor]:
         return {k: v.detach().clone() for k, v in self.state().items()}

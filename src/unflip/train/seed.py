@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unflip import __version__
 from unflip.freeze import pack_signs, unpack_signs
+from unflip.methods.lns import trust_mappings
 from unflip.train import checkpoint as checkpoints
 from unflip.train import distributed
 from unflip.train.checkpoint import Checkpoint, CheckpointError
@@ -56,6 +57,7 @@ class Seed:
             else:
                 parts[""][name] = tensor
         self.learner.restore(parts[""])
+        trust_mappings(self.learner.model)  # a run begins with a checkpoint, after its warm start
         for name, now in self.moved.signs.items():
             packed = parts["signs"][name].to(now.device)
             now.copy_(unpack_signs(packed, tuple(now.shape), now.dtype))
