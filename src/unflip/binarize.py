@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,9 @@ _UNSUPPORTED = (
     nn.RNNBase,
     nn.RNNCellBase,
 )
+
+
+_BASE = "weight_binarizer.base."  # where LNS keeps the weight binarizer of its base method
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,9 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
 
     Everything but the method's own state is taken over and must fit. Works in both directions. Of the
     method's own state, weight binarizers (LNS's mapping networks, say) stay as they are; what belongs to inputs,
-    activations and shortcuts (ReActNet's shifts) is taken over where the other network has the same.
+    activations and shortcuts (ReActNet's shifts) is taken over where the other network has the same. So is what the
+    base method under LNS has learned (ReCU's scales): LNS does not train it, so a warning names what the other
+    network lacks.
     """
     frozen = next(
         (k for k in state_dict if k.endswith("bits") and k[:-4] + "scales" in state_dict), None
@@ -234,12 +240,30 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         )
     state = {k: v for k, v in state_dict.items() if not inside_binarizer(k)}
     own = {k: v for k, v in model.state_dict().items() if inside_binarizer(k)}
-    for key in own.keys() & state_dict.keys():
-        if "weight_binarizer" not in key.split(".") and state_dict[key].shape == own[key].shape:
-            own[key] = state_dict[key]
-    model.load_state_dict({**state, **own})
+    found = {key: _in_twin(key, value, state_dict) for key, value in own.items()}
+    model.load_state_dict({**state, **own, **{k: v for k, v in found.items() if v is not None}})
+    _warn_of_bases([key for key, value in found.items() if _BASE in key and value is None])
     for _, layer in binary_layers(model):
         layer.weight_binarizer.latent_replaced(layer.weight)
+
+
+def _in_twin(key: str, own: Tensor, state_dict: Mapping[str, Tensor]) -> Tensor | None:
+    """What the twin has for a part of the method's own state; None where that stays as it is."""
+    if _BASE in key:  # of another LNS, or of the base method by itself
+        places = [key, key.replace(_BASE, "weight_binarizer.")]
+    else:
+        places = [] if "weight_binarizer" in key.split(".") else [key]
+    fitting = (state_dict[p] for p in places if p in state_dict)
+    return next((value for value in fitting if value.shape == own.shape), None)
+
+
+def _warn_of_bases(keys: list[str]) -> None:
+    if keys:
+        warnings.warn(
+            f"the state dict has nothing that fits {', '.join(keys)}: the base method under LNS has learned state that "
+            "LNS does not train, and it stays as it is. Take it from a network trained with the base method.",
+            stacklevel=3,
+        )
 
 
 @torch.no_grad()

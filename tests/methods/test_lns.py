@@ -414,6 +414,45 @@ def test_weights_are_the_bases_scale_times_sign_of_f(base: str) -> None:
     assert torch.equal(mapped(layer).noisy_labels(layer.weight), plain.code().signs[0])
 
 
+def trained_like(model: nn.Module) -> nn.Module:
+    """Filters whose mean is not 0, and learned scales and the like that are not where they started."""
+    with torch.no_grad():
+        for _, layer in binary_layers(model):
+            means = torch.randn(len(layer.weight), *[1] * (layer.weight.dim() - 1))
+            layer.weight.add_(0.5 * layer.weight.std() * means)
+            for parameter in layer.weight_binarizer.parameters():
+                parameter.add_(0.3 * torch.rand_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_what_the_base_has_learned_is_taken_over(base: str) -> None:
+    plain = trained_like(unflip.binarize(float_net(), base, quiet=True))
+    model, again = lns_net(base=base), lns_net(base=base)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unflip.load_twin(model, plain.state_dict())
+        unflip.load_twin(again, model.state_dict())
+    for _, layer in binary_layers(plain):
+        for lns in (model, again):
+            twin = lns.get_submodule(layer.path)
+            assert isinstance(twin, BinaryLayer)
+            assert torch.equal(twin.code().scales, layer.code().scales)
+            assert torch.equal(mapped(twin).noisy_labels(twin.weight), layer.code().signs[0])
+
+
+def test_what_the_base_should_have_learned_and_the_twin_lacks_is_named() -> None:
+    model, other = lns_net(base="recu"), unflip.binarize(float_net(), "recu", quiet=True)
+    with pytest.warns(
+        UserWarning, match=r"nothing that fits 2\.weight_binarizer\.base\.alpha, 5\."
+    ):
+        unflip.load_twin(model, float_net().state_dict())
+    state = other.state_dict()
+    state["5.weight_binarizer.alpha"] = torch.zeros(3)
+    with pytest.warns(UserWarning, match=r"nothing that fits 5\.weight_binarizer\.base\.alpha: "):
+        unflip.load_twin(model, state)
+
+
 @pytest.mark.parametrize("base", BASES)
 def test_lns_wraps_every_other_method(base: str) -> None:
     model = lns_net(base=base)
