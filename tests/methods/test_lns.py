@@ -532,6 +532,19 @@ def test_both_losses_reach_both_w_and_theta(of: str) -> None:
         assert reached == (of == "classification")
 
 
+# Bases that take signs of something other than W; docs/lns.md names them.
+SHIFTED = {"abc", "adabin", "bbg", "dsq", "irnet", "recu"}
+
+
+@pytest.mark.parametrize("base", [*BASES, "abc"])
+def test_residual_starts_with_the_signs_of_a_base_that_takes_those_of_w(base: str) -> None:
+    method = methods.get(base, weight_bases=1) if base == "abc" else methods.get(base)
+    plain = trained_like(unflip.binarize(float_net(), method, quiet=True))
+    model = lns_net(base=method, mapping="residual")
+    unflip.load_twin(model, plain.state_dict())
+    assert (unflip.flip_rate(plain, model) > 0) == (base in SHIFTED)
+
+
 @pytest.mark.parametrize("inputs", ["01", "pm1"])
 def test_residual_starts_as_the_base_method(inputs: str) -> None:
     base = methods.get("dorefa", inputs=inputs)

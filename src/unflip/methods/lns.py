@@ -210,7 +210,11 @@ class MappedSign(WeightBinarizer):
 @register("lns")
 @dataclass(frozen=True)
 class LNS(Method):
-    """A network over each filter predicts its signs, supervised by the base method's noisy ones."""
+    """A network over each filter predicts its signs, supervised by the base method's noisy ones.
+
+    ``mapping="residual"`` starts as the base method where that takes sign(W); over one that centres its weights it
+    starts with some other signs (``docs/lns.md``).
+    """
 
     base: str | Mapping[str, Any] | Method = "dorefa"
     alpha: float = 1.0
