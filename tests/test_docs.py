@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -75,20 +76,30 @@ def test_readme_snippet_runs(capsys, tmp_path, monkeypatch):
     assert torch.allclose(scope["fast"](images), scope["frozen"](images), atol=1e-4)
 
 
+def own_loop(method):
+    """A small network, and what the loops of docs/training.md are given."""
+    model = unflip.binarize(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)), method, quiet=True)
+    batches = [(torch.randn(8, 6), torch.randint(0, 4, (8,)))]
+    entropy = nn.functional.cross_entropy
+    given = {"model": model, "epochs": 2, "batches": batches, "cross_entropy": entropy}
+    return model, {"unflip": unflip, **given}
+
+
 def test_own_loop_snippet_runs():
-    [snippet] = code_blocks(ROOT / "docs" / "training.md")
-    model = unflip.binarize(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)), "irnet", quiet=True)
+    snippet, _ = code_blocks(ROOT / "docs" / "training.md")
+    model, scope = own_loop("irnet")
     weight = model[0].weight.detach().clone()
-    scope = {
-        "unflip": unflip,
-        "model": model,
-        "epochs": 2,
-        "batches": [(torch.randn(8, 6), torch.randint(0, 4, (8,)))],
-        "cross_entropy": nn.functional.cross_entropy,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-    }
-    exec(snippet, scope)
+    exec(snippet, {**scope, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
     assert not torch.equal(weight, model[0].weight)
+
+
+def test_bops_two_optimizers_run():
+    _, snippet = code_blocks(ROOT / "docs" / "training.md")
+    model, scope = own_loop("bop")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(snippet, {**scope, "torch": torch})
+    assert (model[0].weight.abs() == 1).all()
 
 
 def test_lns_snippet_runs(capsys):

@@ -1,5 +1,6 @@
 """Bop: three steps by hand, weights of ±1, γ on the recipe's schedule, its state in checkpoints."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -85,6 +86,19 @@ def test_defaults_are_the_papers_and_options_are_checked() -> None:
 def test_lns_has_nothing_to_look_at() -> None:
     with pytest.raises(ValueError, match="lns: base='bop' does not work: it has no latent weights"):
         methods.get("lns", base="bop")
+
+
+def test_an_ordinary_optimizer_for_its_weights_is_noticed_once() -> None:
+    layer = BinaryLinear(6, 4, method="bop")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            layer(torch.randn(2, 6)).sum().backward()
+            optimizer.step()
+            unflip.after_step(layer)
+    [warned] = caught
+    assert "latent_optimizer" in str(warned.message)
 
 
 def recipe(**fields: Any) -> Recipe:

@@ -22,6 +22,7 @@ and last layer are binary too, which is a matter of the network here.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,37 @@ def _flip(
     weight.copy_(torch.where(bits * average > threshold, -bits, bits))
 
 
+class FlippedSign(PlainSign):
+    """Signs that Bop flips; clipping to [−1, 1] leaves ±1 as it is."""
+
+    looked_at = False  # once is enough: Bop makes every weight ±1 when it is made
+
+    @torch.no_grad()
+    def after_step(self, weight: Tensor) -> None:
+        if not _being_recorded(weight) and not self.looked_at:
+            self.looked_at = True
+            _warn_of_latent(weight)
+        super().after_step(weight)
+
+
+def _being_recorded(weight: Tensor) -> bool:
+    """Compiled or captured code cannot ask what a weight is."""
+    if torch.compiler.is_compiling() or weight.device.type == "meta":
+        return True
+    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _warn_of_latent(weight: Tensor) -> None:
+    if not (weight.abs() == 1).all():
+        warnings.warn(
+            "bop: after a step a binary layer has weights that are not ±1, so another optimizer trains them as latent "
+            "weights, which is binarynet. Give the weights of binary layers to "
+            "unflip.methods.get('bop').latent_optimizer(weights) and all else to an optimizer of your own "
+            "(docs/training.md).",
+            stacklevel=5,  # the caller of unflip.after_step
+        )
+
+
 @register("bop")
 @dataclass(frozen=True)
 class BopMethod(Method):
@@ -98,7 +130,7 @@ class BopMethod(Method):
         return "it has no latent weights, which are what a mapping network looks at"
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return PlainSign()  # its clipping to [−1, 1] leaves ±1 as it is
+        return FlippedSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return HardTanhSign()
