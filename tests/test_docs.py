@@ -93,6 +93,22 @@ def test_own_loop_snippet_runs():
     assert not torch.equal(weight, model[0].weight)
 
 
+@pytest.mark.parametrize("hook", ["start_epoch", "after_step"])
+def test_the_methods_that_need_a_hook_are_listed(hook):
+    page = (ROOT / "docs" / "training.md").read_text()
+    listed = re.search(rf"    unflip\.{hook}\(.*# .*: (.*)\n", page)[1]
+    need = []
+    for name in sorted(set(unflip.methods.names()) - {"lns"}):  # which needs what its base does
+        layer = unflip.BinaryLinear(4, 4, method=name)
+        parts = (
+            (layer.weight_binarizer, base.WeightBinarizer),
+            (layer.input_binarizer, base.InputBinarizer),
+        )
+        if any(getattr(type(p), hook, None) is not getattr(c, hook, None) for p, c in parts):
+            need.append(name)
+    assert listed.split(", ") == need
+
+
 def test_bops_two_optimizers_run():
     _, snippet = code_blocks(ROOT / "docs" / "training.md")
     model, scope = own_loop("bop")
@@ -113,8 +129,6 @@ def test_lns_snippet_runs(capsys):
 
     pretrained = unflip.binarize(network(), "dorefa", quiet=True)
     model = network()
-    # The page makes its optimizer elsewhere: one that knows the model's parameters once it exists.
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
     batches = [(torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))]
     exec(
         snippet,
@@ -122,7 +136,6 @@ def test_lns_snippet_runs(capsys):
             "my_model": model,
             "pretrained": pretrained,
             "batches": batches,
-            "optimizer": optimizer,
             "cross_entropy": nn.functional.cross_entropy,
         },
     )

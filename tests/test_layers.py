@@ -210,6 +210,12 @@ def test_after_step_reaches_every_layer() -> None:
     assert all(v == {3} for name, v in values.items() if name not in ("1.weight", "3.weight"))
 
 
+@pytest.mark.parametrize(("epoch", "epochs"), [(-1, 4), (4, 4), (1, 1), (0, 0)])
+def test_an_epoch_outside_the_schedule_is_refused(epoch: int, epochs: int) -> None:
+    with pytest.raises(ValueError, match=f"epoch={epoch} should be .* epochs={epochs}$"):
+        unflip.start_epoch(net("recu"), epoch, epochs)
+
+
 def test_auxiliary_loss_of_a_model_without_parameters() -> None:
     assert unflip.auxiliary_loss(nn.ReLU()).item() == 0
 

@@ -332,6 +332,8 @@ def auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
 
 def start_epoch(model: nn.Module, epoch: int, epochs: int) -> None:
     """Call before epoch 0 .. epochs − 1: lets methods with a schedule follow it."""
+    if not 0 <= epoch < epochs:
+        raise ValueError(f"epoch={epoch} should be from 0 to epochs − 1, and epochs={epochs}")
     for _, layer in binary_layers(model):
         layer.weight_binarizer.start_epoch(epoch, epochs)
         layer.input_binarizer.start_epoch(epoch, epochs)

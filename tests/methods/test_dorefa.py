@@ -1,5 +1,7 @@
 """DoReFa: values and gradients against the formulas of the paper."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -98,9 +100,9 @@ def test_after_step_leaves_the_weights() -> None:
     assert torch.equal(layer.weight, before)
 
 
-@pytest.mark.parametrize("bits", [0, -1, 9, 1.5])
-def test_input_bits_out_of_range(bits: int) -> None:
-    with pytest.raises(ValueError, match=rf"dorefa: input_bits={bits} .*1 to 8"):
+@pytest.mark.parametrize("bits", [0, -1, 9, 1.5, 2.0, True, "2"])
+def test_input_bits_out_of_range(bits: Any) -> None:
+    with pytest.raises(ValueError, match=rf"dorefa: input_bits={bits!r} .*1 to 8"):
         DoReFa(input_bits=bits)
 
 

@@ -840,6 +840,22 @@ def test_loss_options_against_closed_forms(loss_on: str, reduction: str, gradien
         torch.testing.assert_close(grad, expected_grad, rtol=1e-4, atol=1e-5 * size)
 
 
+@pytest.mark.parametrize("made_half", [True, False])
+def test_a_sum_in_half_precision_is_finite(made_half: bool) -> None:
+    """More weights than float16 can count."""
+    conv = nn.Conv2d(96, 96, 3)
+    if made_half:
+        conv.half()
+    layer = unflip.binarize(conv, LNS(reduction="sum"), keep_first_and_last=False, quiet=True)
+    loss = unflip.auxiliary_loss(layer.half())
+    assert loss.isfinite()
+    loss.backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.isfinite().all()
+    mean = copy.deepcopy(layer).float()
+    torch.testing.assert_close(loss, unflip.auxiliary_loss(mean), rtol=1e-2, atol=0)
+
+
 def test_predictions_can_be_shared_by_the_two_losses() -> None:
     model = lns_net()
     twin = copy.deepcopy(model)

@@ -146,6 +146,15 @@ def test_eval_is_frozen_and_training_is_not() -> None:
     assert not torch.allclose(frozen(x), soft)
 
 
+def test_frozen_stays_hard_in_training_mode() -> None:
+    """Its weights are hard; soft inputs beside them would be a network that no one trained."""
+    frozen = unflip.freeze(BinaryConv2d(3, 4, 3, method="quantnet"))
+    x = torch.randn(2, 3, 6, 6)
+    expected = frozen(x)
+    assert torch.equal(frozen.train()(x), expected)
+    assert frozen.input_binarizer.unit  # type: ignore[union-attr]
+
+
 def test_soft_values_are_multiplied_in_full_precision_under_autocast() -> None:
     layer = BinaryConv2d(3, 4, 3, method="quantnet")
     x = torch.randn(2, 3, 6, 6)

@@ -79,7 +79,7 @@ def test_the_schedule() -> None:
     a = 0.14 / (math.e - 1)
     assert taus[1] == pytest.approx(a * math.exp(0.5) + 0.85 - a, rel=1e-6)
     assert taus[2] == pytest.approx(0.99, abs=4e-4)
-    unflip.start_epoch(layer, 600, 600)
+    binarizer.start_epoch(600, 600)  # where it would end
     assert tau.item() == pytest.approx(0.99)
     assert set(layer.state_dict()) == {"weight", "bias", "weight_binarizer.alpha"}
 

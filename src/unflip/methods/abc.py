@@ -31,6 +31,7 @@ from unflip.methods.base import (
     InputCode,
     Method,
     WeightBinarizer,
+    check_whole,
     least_float,
     register,
 )
@@ -123,10 +124,7 @@ class ABCNet(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("weight_bases", "input_bases"):
-            if getattr(self, name) not in range(1, 9):
-                raise ValueError(
-                    f"abc: {name}={getattr(self, name)} should be a whole number, 1 to 8"
-                )
+            check_whole(self.name, name, getattr(self, name), 1, 8)
 
     @property
     def binary_downsample(self) -> bool:

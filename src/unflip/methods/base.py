@@ -249,6 +249,14 @@ class Method:
         return f"{self.name}({', '.join(changed)})" if changed else self.name
 
 
+def check_whole(method: str, option: str, value: object, least: int, most: int) -> None:
+    """Refuse an option that is no int from ``least`` to ``most``: 2.0 and True pass for one, until something counts."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(
+            f"{method}: {option}={value!r} should be a whole number, {least} to {most}"
+        )
+
+
 def replace_prelus(model: nn.Module, make: Callable[[nn.PReLU], nn.Module]) -> None:
     """Put ``make(prelu)`` in the place of every nn.PReLU, for ``adapt``; one that has two names stays one module."""
     replaced: dict[nn.Module, nn.Module] = {}

@@ -25,6 +25,7 @@ from unflip.methods.base import (
     InputCode,
     Method,
     WeightBinarizer,
+    check_whole,
     least_float,
     register,
     sign_code,
@@ -81,10 +82,7 @@ class DoReFa(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.input_bits not in range(1, 9):
-            raise ValueError(
-                f"dorefa: input_bits={self.input_bits} should be a whole number, 1 to 8"
-            )
+        check_whole(self.name, "input_bits", self.input_bits, 1, 8)
         if self.inputs == "pm1" and self.input_bits != 1:
             raise ValueError(
                 f"dorefa: inputs='pm1' has one bit, but input_bits={self.input_bits}; "

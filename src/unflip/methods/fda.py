@@ -37,6 +37,7 @@ from unflip.methods.base import (
     Method,
     Numbers,
     WeightBinarizer,
+    check_whole,
     register,
     sign_code,
 )
@@ -154,8 +155,7 @@ class FDA(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.terms not in range(1, 101):
-            raise ValueError(f"fda: terms={self.terms} should be a whole number, 1 to 100")
+        check_whole(self.name, "terms", self.terms, 1, 100)
         if not (math.isfinite(self.frequency) and self.frequency > 0):
             raise ValueError(f"fda: frequency={self.frequency} should be a finite number > 0")
         if not (math.isfinite(self.alpha) and self.alpha >= 0):

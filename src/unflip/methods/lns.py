@@ -100,10 +100,10 @@ class MappedSign(WeightBinarizer):
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
             self.register_buffer("labels", empty)
             self.latent_replaced(weight)
-        # Tensors, not numbers: a compiled step is the same for every α and ρ, so a sweep compiles one. α is that of
-        # the mean over the layer, which a sum is with another α.
-        alpha = config.alpha * (weight.numel() if config.reduction == "sum" else 1)
-        self.hold("alpha", alpha, weight)
+        # Tensors, not numbers: a compiled step is the same for every α and ρ, so a sweep compiles one.
+        precise = torch.promote_types(weight.dtype, torch.float32)
+        self.hold("alpha", config.alpha, weight.new_empty(0, dtype=precise))
+        self.terms = weight.numel() if config.reduction == "sum" else 1  # a sum is so many means
         for name, rho in (("rho_plus", config.rho_plus), ("rho_minus", config.rho_minus)):
             if config.rates == "estimated":  # the given ones, until set_flip_rates
                 self.register_buffer(name, weight.new_full(weight.shape, rho))
@@ -180,7 +180,9 @@ class MappedSign(WeightBinarizer):
         if config.loss_on == "after_sign":
             q_hat = straight_through(sign(q_hat), self._passed(q_hat))
         loss = self.supervision(q_hat, self.noisy_labels(weight))
-        return self.alpha * loss.mean()
+        # Never in half precision: a sum, or α times the number of weights, leaves float16's range.
+        precise = torch.promote_types(loss.dtype, torch.float32)
+        return self.alpha.to(precise) * self.terms * loss.to(precise).mean()
 
     def _warn_if_untaught(self) -> None:
         """Once: accuracy would stay near guessing, and the loss alone does not tell why."""

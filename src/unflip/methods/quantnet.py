@@ -118,8 +118,20 @@ class SoftStepInputs(InputBinarizer):
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.temperature.start_epoch(epoch)
 
+    def deployed(self) -> InputBinarizer:
+        step = StepInputs(self.temperature, self.threshold, self.beta)
+        step.beta = self.beta
+        return step
+
     def code(self) -> InputCode:
         return one_step_code(self)
+
+
+class StepInputs(SoftStepInputs):
+    """Of a frozen layer, whose weights are hard: in training mode (BatchNorm's, say) the inputs are too."""
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
 
 
 @register("quantnet")

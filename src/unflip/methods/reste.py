@@ -81,7 +81,9 @@ class PowerSignInputs(InputBinarizer):
         self.estimator = estimator
 
     def forward(self, x: Tensor) -> Tensor:
-        return straight_through(sign(x), self.estimator(x).detach() * x)
+        # The estimator is 0 beyond t, and so is the gradient of clamp; but 0 · ∞ is NaN.
+        limit = self.estimator.t
+        return straight_through(sign(x), self.estimator(x).detach() * x.clamp(-limit, limit))
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.estimator.start_epoch(epoch, epochs)
