@@ -121,10 +121,20 @@ def freeze(model: nn.Module) -> nn.Module:
     return frozen
 
 
+def _no_sign(name: str, layer: BinaryLayer) -> str:
+    """Why a layer whose signs are not all ±1 cannot be frozen."""
+    if torch.isnan(layer.weight).any():
+        return f"layer {name!r} has NaN weights, which have no sign: it cannot be frozen"
+    return (
+        f"layer {name!r} cannot be frozen: {layer.weight_binarizer.title} gives signs that are NaN or 0, and should "
+        "give +1 or -1 (torch.sign(0) is 0, unflip.ste.sign(0) is +1)"
+    )
+
+
 def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
     code = layer.code()
     if not (code.signs.abs() == 1).all():
-        raise ValueError(f"layer {name!r} has NaN weights, which have no sign: it cannot be frozen")
+        raise ValueError(_no_sign(name, layer))
     if "forward" in layer.__dict__:
         raise ValueError(
             f"the forward of layer {name!r} was replaced (by a wrapper?), which would go on computing with latent "

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, resolve
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    Method,
+    WeightBinarizer,
+    check_shapes,
+    resolve,
+)
 
 # On a GPU the training engine puts a kernel here that takes (layer, input, ±1 weights) and fuses the sign into
 # the product; it returns None for layers it does not cover.
@@ -38,6 +45,7 @@ class BinaryLayer(nn.Module):
         self.method = resolve(method)
         self.weight_binarizer = self.method.weight_binarizer(self)
         self.input_binarizer = self.method.input_binarizer(self)
+        self.weight_binarizer.made_by = self.method.name
         self.weight_binarizer.train(self.training)
         self.input_binarizer.train(self.training)
 
@@ -50,6 +58,8 @@ class BinaryLayer(nn.Module):
     def code(self) -> BinaryWeight:
         """The discrete weights: scales and signs, without gradients."""
         code = self.weight_binarizer.code(self.weight)
+        if not torch.compiler.is_compiling():
+            check_shapes(self.weight_binarizer.title, code, self.weight)
         return code._replace(scales=code.scales.detach())  # a view of a parameter has them yet
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -124,6 +124,8 @@ class Numbers(nn.Module):
 class WeightBinarizer(Numbers):
     """Latent weights -> binary weights with the method's gradient."""
 
+    made_by: str = ""  # the method's name; set by the layer, used in messages
+
     def code(self, weight: Tensor) -> BinaryWeight:
         """The discrete form of ``weight``."""
         raise NotImplementedError
@@ -133,7 +135,16 @@ class WeightBinarizer(Numbers):
         raise NotImplementedError
 
     def forward(self, weight: Tensor) -> Tensor:
-        return straight_through(self.code(weight).dense(), self.surrogate(weight))
+        code, surrogate = self.code(weight), self.surrogate(weight)
+        if not torch.compiler.is_compiling():
+            check_shapes(self.title, code, weight, surrogate)
+        return straight_through(code.dense(), surrogate)
+
+    @property
+    def title(self) -> str:
+        """For messages: the class, and the method where a layer has one."""
+        name = type(self).__name__
+        return f"{name} of method {self.made_by!r}" if self.made_by else name
 
     def auxiliary_loss(self, weight: Tensor) -> Tensor | None:
         """The method's own loss term for this layer, weighted; None where it has none."""
@@ -149,6 +160,28 @@ class WeightBinarizer(Numbers):
 
     def after_step(self, weight: Tensor) -> None:
         """Change the latent weights in place after an optimizer step (clipping, centring)."""
+
+
+def check_shapes(
+    title: str, code: BinaryWeight, weight: Tensor, surrogate: Tensor | None = None
+) -> None:
+    """Refuse by name what broadcasting would turn into other weights. Looks at shapes alone, which costs no wait."""
+    shape = tuple(weight.shape)
+    bases, rows = len(code.signs), {1, len(weight)}
+    ones = (1,) * (len(shape) - 1)
+    parts = [("code().signs", code.signs, "(bases, *weight.shape)", {(bases, *shape)})]
+    number = "(bases, out or 1, 1, ...)"
+    parts += [("code().scales", code.scales, number, {(bases, r, *ones) for r in rows})]
+    if code.offset is not None:
+        parts += [("code().offset", code.offset, "(out or 1, 1, ...)", {(r, *ones) for r in rows})]
+    if surrogate is not None:
+        parts += [("surrogate()", surrogate, "weight.shape", {shape})]
+    for what, tensor, meant, allowed in parts:
+        if tuple(tensor.shape) not in allowed:
+            raise ValueError(
+                f"{title}: {what} has shape {tuple(tensor.shape)} and should have {meant}, which is "
+                f"{' or '.join(map(str, sorted(allowed)))} for a weight of shape {shape}"
+            )
 
 
 class InputBinarizer(Numbers):

@@ -1,0 +1,101 @@
+"""What a new method can get wrong is refused by its name, before broadcasting makes other weights of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unflip
+from unflip.layers import BinaryConv2d
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer
+from unflip.methods.binarynet import HardTanhSign
+from unflip.ste import sign
+
+Code = Callable[[Tensor], BinaryWeight]
+
+
+class MyWeights(WeightBinarizer):
+    def __init__(self, code: Code, surrogate: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.made, self.soft = code, surrogate
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        return self.made(weight)
+
+    def surrogate(self, weight: Tensor) -> Tensor:
+        return self.soft(weight)
+
+
+def scale(weight: Tensor) -> Tensor:
+    return weight.abs().mean().view(1, 1, 1, 1, 1)
+
+
+def right(weight: Tensor) -> BinaryWeight:
+    return BinaryWeight(sign(weight)[None], scale(weight))
+
+
+def layer(code: Code = right, surrogate: Callable[[Tensor], Tensor] = lambda w: w) -> BinaryConv2d:
+    @dataclass(frozen=True)
+    class Mine(Method):
+        def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
+            return MyWeights(code, surrogate)
+
+        def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
+            return HardTanhSign()
+
+    Mine.name = "mine"
+    return BinaryConv2d(4, 4, 3, method=Mine())
+
+
+def test_a_method_that_is_right() -> None:
+    made, x = layer(), torch.randn(2, 4, 5, 5)
+    assert torch.equal(unflip.freeze(made)(x), made(x))
+
+
+WRONG: dict[str, tuple[Code, str]] = {
+    "signs without a base": (
+        lambda w: BinaryWeight(sign(w), scale(w)),
+        r"signs has shape \(4, 4, 3, 3\) and should have \(bases, \*weight.shape\)",
+    ),
+    "a scale a filter, one dimension short": (
+        lambda w: BinaryWeight(sign(w)[None], w.abs().mean((1, 2, 3)).view(1, 4, 1, 1)),
+        r"scales has shape \(1, 4, 1, 1\) and .*\(1, 1, 1, 1, 1\) or \(1, 4, 1, 1, 1\)",
+    ),
+    "a scale an input channel": (
+        lambda w: BinaryWeight(sign(w)[None], w.abs().mean((0, 2, 3)).view(1, 1, 4, 1, 1)),
+        r"scales has shape \(1, 1, 4, 1, 1\)",
+    ),
+    "one scale for two bases": (
+        lambda w: BinaryWeight(torch.stack([sign(w), sign(w)]), scale(w)),
+        r"scales has shape \(1, 1, 1, 1, 1\) and .*\(2, 1, 1, 1, 1\)",
+    ),
+    "an offset a weight": (
+        lambda w: BinaryWeight(sign(w)[None], scale(w), w),
+        r"offset has shape \(4, 4, 3, 3\) and .*\(out or 1, 1, ...\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_shapes_of_the_code_are_refused(wrong: str) -> None:
+    code, message = WRONG[wrong]
+    made = layer(code)
+    for use in (lambda: made(torch.randn(2, 4, 5, 5)), made.code, lambda: unflip.freeze(made)):
+        with pytest.raises(ValueError, match=rf"^MyWeights of method 'mine': code\(\)\.{message}"):
+            use()
+
+
+def test_a_surrogate_of_another_shape_is_refused() -> None:
+    made = layer(surrogate=lambda w: w.mean())
+    with pytest.raises(ValueError, match=r"'mine': surrogate\(\) has shape \(\) .*weight\.shape"):
+        made(torch.randn(2, 4, 5, 5))
+
+
+def test_signs_of_zero_are_not_called_nan() -> None:
+    made = layer(lambda w: BinaryWeight(torch.sign(w)[None], scale(w)))
+    with torch.no_grad():
+        made.weight[1, 2] = 0
+    with pytest.raises(ValueError, match=r"method 'mine' gives signs that are NaN or 0.*ste\.sign"):
+        unflip.freeze(made)
