@@ -201,3 +201,32 @@ def test_in_place_keeps_the_shapes_of_other_names(agree):
             return x * y
 
     agree(Shapes(), torch.randn(2, 3, 4, 5))
+
+
+class Reads(nn.Module):
+    """A forward pass that looks at its binary layer."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 4)
+        self.read = read
+
+    def forward(self, x):
+        return self.head(self.read(self.conv, self.stem(x)).mean((2, 3)))
+
+
+READS = {
+    "settings": lambda conv, x: conv(x) + x if conv.out_channels == x.shape[1] else conv(x),
+    "type of the weight": lambda conv, x: conv(x.to(conv.weight.dtype)),
+    "shape of the weight": lambda conv, x: conv(x) * conv.weight.shape[0],
+    "stride and padding": lambda conv, x: conv(x) if conv.stride + conv.padding == (1,) * 4 else x,
+    "bias": lambda conv, x: conv(x) + conv.bias.view(1, -1, 1, 1),
+    "scales": lambda conv, x: conv(x) * conv.weight.abs().mean(),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_forward_pass_may_read_its_binary_layers(read, agree):
+    frozen = unflip.freeze(unflip.binarize(Reads(READS[read]), "dorefa", quiet=True))
+    agree(frozen, torch.randn(5, 3, 8, 8))

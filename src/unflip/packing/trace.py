@@ -42,22 +42,35 @@ def _binary_layer_shape(
 
 
 class Marker(nn.Module):
-    """Stands for a frozen layer while the model is traced."""
+    """Stands for a frozen layer while the model is traced.
+
+    A forward pass may read the layer (``self.conv.out_channels``, ``self.fc.weight.dtype``): it finds what the layer
+    has. Parameters and buffers are registered here too, as torch.export wants of every tensor it meets.
+    """
 
     def __init__(self, number: int, layer: FrozenLayer) -> None:
         super().__init__()
-        self.number = number
-        self.weight = list(layer.signs_shape[1:])
-        conv = layer if isinstance(layer, FrozenConv2d) else None
-        self.stride = list(conv.stride) if conv else []
-        self.padding = list(conv._reversed_padding_repeated_twice) if conv else []
-        self.dilation = list(conv.dilation) if conv else []
-        self.groups = conv.groups if conv else 1
+        self.__dict__["_layer"] = layer  # not a submodule: the layer's own forward pass is not traced
+        self._parameters = dict(layer._parameters)
+        self._buffers = {**layer._buffers, "weight": layer.weight}
+        self._call = number, list(layer.signs_shape[1:]), *_geometry(layer)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_layer"], name)
 
     def forward(self, x: Tensor) -> Tensor:
-        return BINARY_LAYER(
-            x, self.number, self.weight, self.stride, self.padding, self.dilation, self.groups
-        )
+        return BINARY_LAYER(x, *self._call)
+
+
+def _geometry(layer: FrozenLayer) -> tuple[list[int], list[int], list[int], int]:
+    """Stride, padding, dilation, groups."""
+    if not isinstance(layer, FrozenConv2d):
+        return [], [], [], 1
+    padding = list(layer._reversed_padding_repeated_twice)
+    return list(layer.stride), padding, list(layer.dilation), layer.groups
 
 
 @dataclass
