@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from unflip.freeze import freeze
 from unflip.layers import BinaryLayer
+from unflip.packing.batches import refuse_dependence
 from unflip.packing.check import check
 from unflip.packing.convert import Converter
 from unflip.packing.emit import emit
@@ -46,7 +47,21 @@ def make(
     packed = emit(graph, shape, _checked_preprocess(preprocess, shape[0]), classes)
     packed = from_bytes(to_bytes(packed))
     check(packed, graph, example, output)
+
+    def traces_alike(batch: Tensor) -> bool:
+        return _content(_deployable(model), batch) == _content(_deployable(model), example)
+
+    refuse_dependence(_deployable(model), example, answer, traces_alike)
     return packed
+
+
+def _content(frozen: nn.Module, batch: Tensor) -> bytes | None:
+    """The packed network as bytes; None where this batch cannot be packed."""
+    try:
+        graph, _ = Converter(trace(frozen, batch), batch, HANDLERS).convert()
+        return to_bytes(emit(simplified(graph), _input_shape(batch), None, None))
+    except CannotPack:
+        return None
 
 
 def _answer(model: nn.Module, example: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""Refuses a forward pass that depends on how many images it is given.
+
+A model is traced with two images, so ``if len(x) > 1`` or ``x / x.size(0)`` would be packed as they are for two, and
+every other batch would be wrong without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from unflip.packing.ir import CannotPack
+
+OTHER_SIZES = (1, 3)  # one image is what `> 1` and squeeze() tell from two
+
+
+def refuse_dependence(
+    model: nn.Module, example: Tensor, answer: Tensor, traces_alike: Callable[[Tensor], bool]
+) -> None:
+    """``answer`` is the model's for the two images of ``example``; the same images in other batches are compared.
+
+    Torch may sum in another order for another batch, and a value beside a threshold then changes its bit. So where
+    answers differ, ``traces_alike`` decides: whether a batch makes the same packed network.
+    """
+    for size in OTHER_SIZES:
+        batch = torch.cat([example, example])[:size]
+        expected = torch.cat([answer, answer])[:size]
+        found = _answer(model, batch.clone())
+        if not _equal(found, expected) and not traces_alike(batch):
+            raise CannotPack(
+                f"the forward pass depends on the batch size: it answers differently for the same image in a batch of "
+                f"{size} and of {len(example)}; packing needs one that treats every image alone "
+                "(is there an x.shape[0], x.size(0) or len(x) in it?)"
+            )
+
+
+def _answer(model: nn.Module, batch: Tensor) -> Tensor:
+    try:
+        with torch.no_grad():
+            answer: Tensor = model(batch)
+    except Exception as error:
+        raise CannotPack(
+            f"the forward pass depends on the batch size: it fails for a batch of {len(batch)}, though not for one "
+            f"of 2: {error}"
+        ) from error
+    return answer
+
+
+def _equal(found: Tensor, expected: Tensor) -> bool:
+    """squeeze() also takes away a batch of one: the numbers count, not the shape."""
+    return found.numel() == expected.numel() and torch.allclose(
+        found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6, equal_nan=True
+    )
