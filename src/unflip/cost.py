@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unflip.freeze import FrozenLayer
-from unflip.layers import BinaryLayer, binary_layers, inside_binarizer
+from unflip.freeze import FrozenLayer, frozen_layers
+from unflip.layers import BinaryLayer, binary_layers, inside_binarizer, warn_idle
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Cost:
 def cost(model: nn.Module, example_input: Tensor) -> Cost:
     """Count ``model`` on one image of ``example_input``'s shape (its batch size does not matter)."""
     outputs = _output_sizes(model, example_input[:1])
+    idle = [name for name, _ in _binary(model) if not outputs[name]]
+    warn_idle(idle, "their multiplications are counted as none")
     layers = tuple(
         _layer_cost(name, module, outputs[name])
         for name, module in model.named_modules()
@@ -61,6 +63,10 @@ def cost(model: nn.Module, example_input: Tensor) -> Cost:
         flops=sum(layer.flops for layer in layers),
         layers=layers,
     )
+
+
+def _binary(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [*binary_layers(model), *frozen_layers(model)]
 
 
 def _dropped_when_frozen(model: nn.Module) -> set[nn.Parameter]:

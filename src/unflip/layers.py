@@ -183,6 +183,16 @@ def become(layer: nn.Module, twin: nn.Module) -> None:
     object.__setattr__(layer, "__dict__", twin.__dict__)
 
 
+def warn_idle(names: list[str], so: str) -> None:
+    """Say which binary layers the forward pass does not call; ``so`` is what follows from that."""
+    if names:
+        warnings.warn(
+            f"binary layers that the forward pass does not call: {', '.join(names)}; {so}. Where it takes such a layer's "
+            "weight itself (F.conv2d(x, layer.weight)), nothing is binary in training: call the layer instead",
+            stacklevel=3,
+        )
+
+
 def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     """Binary input times binary weight, with the method's output factor if it has one.
 

@@ -230,3 +230,17 @@ READS = {
 def test_a_forward_pass_may_read_its_binary_layers(read, agree):
     frozen = unflip.freeze(unflip.binarize(Reads(READS[read]), "dorefa", quiet=True))
     agree(frozen, torch.randn(5, 3, 8, 8))
+
+
+def test_a_binary_layer_that_is_not_called_is_named():
+    past = Reads(lambda conv, x: F.conv2d(x, conv.weight, conv.bias, padding=1))
+    model = unflip.binarize(past, "dorefa", quiet=True)
+    with pytest.warns(UserWarning, match=r"does not call: conv; the packed network is without"):
+        make_packed(model, torch.randn(2, 3, 8, 8))
+
+
+def test_layers_that_are_called_are_not_warned_of(recwarn):
+    called = unflip.binarize(Reads(lambda conv, x: conv(conv(x))), "dorefa", quiet=True)
+    make_packed(called, torch.randn(2, 3, 8, 8))
+    unflip.cost(called, torch.randn(2, 3, 8, 8))
+    assert not [w for w in recwarn if "does not call" in str(w.message)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.freeze import freeze
-from unflip.layers import BinaryLayer
+from unflip.layers import BinaryLayer, warn_idle
 from unflip.packing.batches import refuse_dependence
 from unflip.packing.check import check
 from unflip.packing.convert import Converter
@@ -32,7 +32,8 @@ def make(
     shape = _input_shape(example)
     frozen = _deployable(model)
     answer = _answer(frozen, example)
-    graph, output = Converter(trace(frozen, example), example, HANDLERS).convert()
+    traced = trace(frozen, example)
+    graph, output = Converter(traced, example, HANDLERS).convert()
     if output.shape != answer.shape or not torch.allclose(
         output, answer, rtol=1e-5, atol=1e-6, equal_nan=True
     ):
@@ -52,6 +53,7 @@ def make(
         return _content(_deployable(model), batch) == _content(_deployable(model), example)
 
     refuse_dependence(_deployable(model), example, answer, traces_alike)
+    warn_idle(traced.idle(), "the packed network is without them")
     return packed
 
 

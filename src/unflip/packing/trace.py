@@ -83,6 +83,11 @@ class Traced:
     layers: list[FrozenLayer]
     names: list[str]
 
+    def idle(self) -> list[str]:
+        """Binary layers that are no part of what makes the output."""
+        ran = {node.args[1] for node in self.nodes if node.target is BINARY_LAYER}
+        return [name for number, name in enumerate(self.names) if number not in ran]
+
 
 def trace(model: nn.Module, example: Tensor) -> Traced:
     """``model`` is changed: markers stay where its binary layers were."""
