@@ -554,3 +554,14 @@ def test_a_lazy_layer_that_stays_float() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.LazyLinear(2))
     unflip.binarize(model, "dorefa")
     assert [c.weights for c in unflip.summary(model)] == [108, 144, 0]
+
+
+def test_layers_without_a_binary_form_are_said_to_stay_float(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.ConvTranspose2d(4, 2, 3))
+    model.attention, model.rnn = nn.MultiheadAttention(4, 2), nn.GRU(4, 4)  # type: ignore[assignment]
+    unflip.binarize(model, "dorefa", skip=["2", "attention", "rnn"])
+    kept = {c.name: c.weights for c in unflip.summary(model) if not c.binary}
+    assert kept == {"0": 108, "2": 72, "attention": 48, "attention.out_proj": 16, "rnn": 96}
+    assert "kept float: 0, 2, attention, attention.out_proj, rnn (340" in capsys.readouterr().out

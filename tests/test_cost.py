@@ -1,5 +1,6 @@
 """cost: bits and multiplications, counted by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,3 +138,80 @@ def test_one_layer_alone() -> None:
     cost = unflip.cost(unflip.BinaryLinear(64, 32, method="bwn"), torch.randn(1, 64))
     assert cost.memory_bits == 64 * 32 + 32 * (32 + 32)
     assert cost.flops == 64 * 32 / 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "macs"),
+    [
+        (nn.Conv1d(4, 6, 3, groups=2), (1, 4, 10), 8 * 6 * 2 * 3),
+        (nn.Conv3d(2, 4, 3), (1, 2, 5, 5, 5), 27 * 4 * 2 * 27),
+        (nn.ConvTranspose1d(4, 6, 3, stride=2), (1, 4, 10), 10 * 4 * 6 * 3),
+        (nn.ConvTranspose2d(8, 64, 4, 2), (1, 8, 12, 12), 12 * 12 * 8 * 64 * 16),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2), (1, 4, 5, 5), 25 * 4 * 3 * 9),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_convolutions(layer: nn.Module, shape: tuple[int, ...], macs: int) -> None:
+    cost = unflip.cost(layer, torch.randn(shape))
+    assert cost.flops == cost.layers[0].macs == macs
+    assert cost.memory_bits == 32 * sum(p.numel() for p in layer.parameters())
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.recurrent = nn.LSTM(8, 8, batch_first=True)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.recurrent(self.attention(x, x, x, need_weights=False)[0])[0])
+
+
+def test_what_is_not_counted_is_named() -> None:
+    model = Attends()
+    with pytest.warns(
+        UserWarning, match=r"of 'attention' \(MultiheadAttention\), 'recurrent' \(LSTM\)"
+    ):
+        cost = unflip.cost(model, torch.randn(1, 10, 8))
+    assert cost.flops == 10 * 8 * 4
+    assert cost.memory_bits == 32 * sum(p.numel() for p in model.parameters())
+
+
+class Tied(nn.Module):
+    def __init__(self, binary_twin: bool) -> None:
+        super().__init__()
+        self.middle = nn.Linear(16, 16)
+        self.embedding = nn.Embedding(16, 16)
+        self.out = nn.Linear(16, 16, bias=False)
+        (self.middle if binary_twin else self.out).weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.middle(self.embedding(x)))
+
+
+@pytest.mark.parametrize("binary_twin", [False, True])
+def test_tied_weights_are_kept_once(binary_twin: bool) -> None:
+    """A binary layer's bits are kept beside the float weight it shares with an embedding."""
+    model = unflip.binarize(Tied(binary_twin), "dorefa", quiet=True)
+    cost = unflip.cost(model, torch.zeros(1, 4, dtype=torch.long))
+    floats = 2 * 256 if binary_twin else 256
+    assert cost.memory_bits == 256 + 32 * (floats + 1 + 16)
+
+
+def test_a_parametrized_layer_is_its_weight() -> None:
+    model = net()
+    nn.utils.parametrizations.weight_norm(model[0])
+    unflip.binarize(model, "dorefa", quiet=True)
+    cost = unflip.cost(model, torch.randn(1, 3, 8, 8))
+    assert cost == replace_kind(spent("dorefa"), model[0])
+
+
+def test_a_parametrized_layer_alone() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+    assert unflip.cost(layer, torch.randn(1, 4)).memory_bits == 32 * (12 + 3)
+
+
+def replace_kind(cost: Cost, first: nn.Module) -> Cost:
+    layers = (replace(cost.layers[0], kind=type(first).__name__), *cost.layers[1:])
+    return replace(cost, layers=layers)

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from unflip.freeze import FrozenLayer, frozen_layers
 from unflip.layers import (
+    MULTIPLYING,
     BinaryConv2d,
     BinaryLayer,
     BinaryLinear,
@@ -28,17 +29,6 @@ _BINARY_CLASS: dict[type[nn.Module], type[BinaryLayer]] = {
     nn.Conv2d: BinaryConv2d,
     nn.Linear: BinaryLinear,
 }
-
-# Layers that multiply with weights but have no binary form here. Left alone they would stay float without
-# a word, and the "binary" network would not be one.
-_UNSUPPORTED = (
-    nn.modules.conv._ConvNd,
-    nn.Linear,
-    nn.Bilinear,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-    nn.RNNCellBase,
-)
 
 
 _BASE = "weight_binarizer.base."  # where LNS keeps the weight binarizer of its base method
@@ -99,7 +89,10 @@ def _targets(
     if any(not isinstance(s, str) for s in skip):
         raise TypeError(f"skip={skip!r} should be a list of layer names or patterns")
     layers: dict[str, nn.Module] = {
-        n: m for n, m in model.named_modules() if isinstance(m, _UNSUPPORTED)
+        # those without a binary form too: left alone they would stay float without a word
+        n: m
+        for n, m in model.named_modules()
+        if isinstance(m, MULTIPLYING)
     }
     for pattern in skip:
         if not any(_skipped(n, (pattern,)) for n, _ in model.named_modules()):
@@ -197,15 +190,21 @@ def summary(model: nn.Module) -> list[Change]:
         if isinstance(module, (BinaryLayer, FrozenLayer)):
             reason = str(module.method)
             changes.append(_change(name, module, True, reason))
-        elif isinstance(module, (nn.Conv2d, nn.Linear)) and not inside_binarizer(name):
+        elif isinstance(module, MULTIPLYING) and not inside_binarizer(name):
             changes.append(_change(name, module, False, "float"))
     return changes
 
 
 def _change(name: str, module: nn.Module, binary: bool, reason: str) -> Change:
-    assert isinstance(module.weight, Tensor)
-    weights = 0 if is_lazy(module.weight) else module.weight.numel()  # not known yet
-    return Change(name, type(module).__name__, weights, binary, reason)
+    return Change(name, type(module).__name__, _weights(module), binary, reason)
+
+
+def _weights(module: nn.Module) -> int:
+    """Attention and recurrent layers have several weights, of their own names; biases are vectors."""
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor):
+        return 0 if is_lazy(weight) else weight.numel()  # not known yet
+    return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
 
 
 def _table(method: Method, changes: list[Change]) -> str:

@@ -10,6 +10,7 @@ FLOPs   multiplications of convolutions and linear layers for one input: a float
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from unflip.freeze import FrozenLayer, frozen_layers
-from unflip.layers import BinaryLayer, binary_layers, inside_binarizer, warn_idle
+from unflip.layers import (
+    MULTIPLYING,
+    BinaryLayer,
+    binary_layers,
+    inside_binarizer,
+    warn_idle,
+)
+
+
+COUNTED = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,9 @@ class LayerCost:
     kind: str
     weight_bits: int  # bits a weight
     input_bits: int
-    memory_bits: int  # weights, scales and bias
+    memory_bits: (
+        int  # weights, scales and bias, as far as no layer before it has them (tied weights)
+    )
     macs: int
     flops: float
 
@@ -43,26 +55,39 @@ class Cost:
 
 
 def cost(model: nn.Module, example_input: Tensor) -> Cost:
-    """Count ``model`` on one image of ``example_input``'s shape (its batch size does not matter)."""
-    outputs = _output_sizes(model, example_input[:1])
-    idle = [name for name, _ in _binary(model) if not outputs[name]]
+    """Count ``model`` on one image of ``example_input``'s shape (its batch size does not matter).
+
+    Warns, by name, of layers that multiply with weights in a way it does not count, and of binary layers that the
+    forward pass does not call.
+    """
+    macs = _macs(model, example_input[:1])
+    idle = [name for name, _ in _binary(model) if not macs[name]]
     warn_idle(idle, "their multiplications are counted as none")
+    counted: set[Tensor] = set()
     layers = tuple(
-        _layer_cost(name, module, outputs[name])
+        _layer_cost(name, module, macs[name], counted)
         for name, module in model.named_modules()
-        if name in outputs
+        if name in macs
     )
-    dropped = _dropped_when_frozen(model)
-    rest = sum(
-        parameter.numel()
-        for name, parameter in model.named_parameters()
-        if parameter not in dropped and name.rpartition(".")[0] not in outputs
-    )
+    rest = _parameters_beside(model, set(macs), counted)
     return Cost(
         memory_bits=32 * rest + sum(layer.memory_bits for layer in layers),
         flops=sum(layer.flops for layer in layers),
         layers=layers,
     )
+
+
+def _parameters_beside(model: nn.Module, layers: set[str], counted: set[Tensor]) -> int:
+    """How many numbers the model keeps that no counted layer holds; a parameter of two names is one."""
+    dropped = _dropped_when_frozen(model)
+    rest: set[Tensor] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        # what a parametrization makes a weight of is there only until it is removed
+        owner, computed, _ = f".{name}".partition(".parametrizations.")
+        held = name.rpartition(".")[0] in layers or (computed and owner[1:] in layers)
+        if not held and parameter not in dropped:
+            rest.add(parameter)
+    return sum(parameter.numel() for parameter in rest - counted)
 
 
 def _binary(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -78,21 +103,35 @@ def _dropped_when_frozen(model: nn.Module) -> set[nn.Parameter]:
     return dropped
 
 
-def _output_sizes(model: nn.Module, x: Tensor) -> dict[str, int]:
-    """How many values each convolution and linear layer puts out; 0 for those that do not run."""
-    sizes: dict[str, int] = {}
+def _macs(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """Multiplications of each convolution and linear layer; 0 for those that do not run."""
+    macs: dict[str, int] = {}
+    uncounted: dict[str, str] = {}
     handles = []
 
-    def watch(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            sizes[name] += output.numel()
+    def count(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, named: Any, output: Tensor) -> None:
+            # A transposed convolution spreads every input, the others gather every output.
+            transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
+            places = [*inputs, named.get("input")][0] if transposed else output
+            macs[name] += places.numel() * _weight(module)[0].numel()
+
+        return hook
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            uncounted[name] = type(module).__name__
 
         return hook
 
     for name, module in model.named_modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)) and not inside_binarizer(name):
-            sizes[name] = 0
-            handles.append(module.register_forward_hook(watch(name)))
+        if inside_binarizer(name):
+            continue
+        if isinstance(module, COUNTED):
+            macs[name] = 0
+            handles.append(module.register_forward_hook(count(name), with_kwargs=True))
+        elif isinstance(module, MULTIPLYING):
+            handles.append(module.register_forward_hook(note(name)))
     was_training = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
@@ -102,28 +141,53 @@ def _output_sizes(model: nn.Module, x: Tensor) -> dict[str, int]:
             module.training = training
         for handle in handles:
             handle.remove()
-    return sizes
+    _warn_uncounted(uncounted)
+    return macs
 
 
-def _layer_cost(name: str, module: nn.Module, outputs: int) -> LayerCost:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    macs = outputs * weight[0].numel()
-    weight_bits, input_bits, scales = 32, 32, 0
+def _warn_uncounted(kinds: dict[str, str]) -> None:
+    if kinds:
+        found = ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items())
+        warnings.warn(
+            f"cost does not count the multiplications of {found}: FLOPs are without them, memory is with their weights",
+            stacklevel=4,
+        )
+
+
+def _weight(module: nn.Module) -> Tensor:
+    assert isinstance(module.weight, Tensor)
+    return module.weight
+
+
+def _layer_cost(name: str, module: nn.Module, macs: int, counted: set[Tensor]) -> LayerCost:
+    """``counted`` are the float parameters of the layers before it, which it may share."""
+    weight = _weight(module)
+    weight_bits, input_bits, floats = 32, 32, 0
     if isinstance(module, (BinaryLayer, FrozenLayer)):
         code = module.code()
         weight_bits, input_bits = len(code.signs), module.input_binarizer.bits
-        scales = code.scales.numel() + (0 if code.offset is None else code.offset.numel())
-    bias = module.bias.numel() if isinstance(module.bias, Tensor) else 0
+        floats = code.scales.numel() + (0 if code.offset is None else code.offset.numel())
+        bits = weight_bits * weight.numel()
+    else:
+        bits = 32 * _new(weight, counted)
+    floats += _new(module.bias, counted) if isinstance(module.bias, Tensor) else 0
     return LayerCost(
         name=name,
         kind=type(module).__name__,
         weight_bits=weight_bits,
         input_bits=input_bits,
-        memory_bits=weight_bits * weight.numel() + 32 * (scales + bias),
+        memory_bits=bits + 32 * floats,
         macs=macs,
         flops=macs * _flops_a_mac(weight_bits, input_bits),
     )
+
+
+def _new(tensor: Tensor, counted: set[Tensor]) -> int:
+    """Its numbers, unless they are counted already."""
+    if tensor in counted:
+        return 0
+    counted.add(tensor)
+    return tensor.numel()
 
 
 def _flops_a_mac(weight_bits: int, input_bits: int) -> float:

@@ -27,6 +27,17 @@ FusedNorm = Callable[[Any, nn.Module, nn.Module, Tensor, Tensor | None], Tensor 
 fused_norm: FusedNorm | None = None
 
 ENOUGH = 64  # values of which some should have another sign, if any ever has
+
+# Torch's layers that multiply with weights, whether they have a binary form here or not.
+MULTIPLYING = (
+    nn.modules.conv._ConvNd,
+    nn.Linear,
+    nn.Bilinear,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
+
 EXACT_IN_HALF = 2048  # every integer up to this is a float16; the next one is not
 
 

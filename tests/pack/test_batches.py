@@ -35,7 +35,9 @@ DEPENDENT = {
 @pytest.mark.parametrize("name", DEPENDENT)
 @pytest.mark.parametrize("images", [1, 2, 5])
 def test_dependence_is_refused(name, images):
-    with pytest.raises(CannotPack, match=r"depends on the batch size: .* in a batch of [13] and of 2"):
+    with pytest.raises(
+        CannotPack, match=r"depends on the batch size: .* in a batch of [13] and of 2"
+    ):
         make_packed(binary(DEPENDENT[name]), torch.randn(images, 3, 9, 9))
 
 
