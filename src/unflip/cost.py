@@ -26,7 +26,6 @@ from unflip.layers import (
     warn_idle,
 )
 
-
 COUNTED = (nn.modules.conv._ConvNd, nn.Linear)
 
 

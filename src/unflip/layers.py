@@ -198,8 +198,8 @@ def warn_idle(names: list[str], so: str) -> None:
     """Say which binary layers the forward pass does not call; ``so`` is what follows from that."""
     if names:
         warnings.warn(
-            f"binary layers that the forward pass does not call: {', '.join(names)}; {so}. Where it takes such a layer's "
-            "weight itself (F.conv2d(x, layer.weight)), nothing is binary in training: call the layer instead",
+            f"binary layers that the forward pass does not call: {', '.join(names)}; {so}. Where it takes such a "
+            "layer's weight itself (F.conv2d(x, layer.weight)), nothing is binary in training: call the layer instead",
             stacklevel=3,
         )
 

@@ -123,11 +123,33 @@ def test_a_damaged_image_is_named(tree: Path, cut: int) -> None:
         load_folder(tree)
 
 
-def test_sixteen_bits_are_refused_rather_than_clipped(tree: Path) -> None:
-    deep = np.full((16, 16), 5000, dtype=np.uint16)
-    Image.fromarray(deep).save(tree / "test/cat/a.png")
-    with pytest.raises(DataError, match=r"cat/a\.png has more than 8 bits"):
+def test_sixteen_bits_are_scaled_rather_than_clipped(tree: Path) -> None:
+    grey = noise(30)[..., 0]
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tree / "test/cat/a.png")
+    pixels = load_folder(tree).test_images[0]
+    assert torch.equal(pixels, torch.from_numpy(grey).expand(3, 16, 16))
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I", np.int32), ("F", np.float32)])
+def test_thirty_two_bits_are_refused_by_name(tree: Path, mode: str, kind: type) -> None:
+    deep = Image.fromarray(np.full((16, 16), 5000, dtype=kind))
+    deep.save(tree / "test/cat/a.png", format="TIFF")  # Pillow goes by content, not by suffix
+    with pytest.raises(DataError, match=rf"cat/a\.png has 32 bits a pixel \(mode {mode}\)"):
         load_folder(tree)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_exif_says(tree: Path, orientation: int) -> None:
+    """The same pixels as predict sees; a camera's portrait lies on its side in the file."""
+    from PIL import ImageOps
+
+    exif = Image.Exif()
+    exif[274] = orientation
+    path = tree / "test/cat/a.png"
+    Image.fromarray(noise(31)).save(path, exif=exif)
+    expected = np.array(ImageOps.exif_transpose(Image.open(path)))
+    assert np.array_equal(expected, noise(31)) == (orientation == 1)
+    assert np.array_equal(load_folder(tree).test_images[0].permute(1, 2, 0).numpy(), expected)
 
 
 def test_a_class_without_training_images_is_refused(tree: Path) -> None:

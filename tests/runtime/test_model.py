@@ -312,6 +312,25 @@ def test_predict(unflip: Callable[..., Any], files: Files, tmp_path: Path) -> No
     assert lines[1].split() == [f"{expected[best]:.2%}", ["cat", "dog", "Käfer", "鳥"][best]]
 
 
+def test_predict_scales_sixteen_bits(files: Files, tmp_path: Path) -> None:
+    from PIL import Image
+
+    from unflip.runtime.images import read_image
+
+    model = unflip.load(files["residual"])
+    pixels = np.random.default_rng(0).integers(0, 256, size=(6, 6), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[274] = 6
+    for name, values in (("8", pixels), ("16", pixels.astype(np.uint16) * 257)):
+        Image.fromarray(values).save(tmp_path / f"{name}.png", exif=exif)
+    shallow, deep = (read_image(tmp_path / f"{name}.png", model) for name in ("8", "16"))
+    assert np.array_equal(shallow, deep)
+    for mode, kind in (("I", np.int32), ("F", np.float32)):
+        Image.fromarray(pixels.astype(kind)).save(tmp_path / "deep.tiff")
+        with pytest.raises(ValueError, match=rf"deep\.tiff has 32 bits a pixel \(mode {mode}\)"):
+            read_image(tmp_path / "deep.tiff", model)
+
+
 def test_predict_says_what_is_wrong(
     unflip: Callable[..., Any], files: Files, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from unflip.data import (
     missing_package,
     stratified_order,
 )
+from unflip.pictures import PixelError, read_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -137,20 +138,13 @@ def _read(listing: Listing, shape: tuple[int, int], size: int | None) -> tuple[T
 def _read_image(path: Path, size: int | None) -> npt.NDArray[np.uint8]:
     """One image as H,W,3."""
     try:
-        from PIL import Image
+        image = read_picture(path, "RGB")
     except ImportError as error:
         raise missing_package("Pillow", "The data set 'folder'") from error
-    try:
-        with Image.open(path) as file:
-            mode = file.mode
-            image = file.convert("RGB")
+    except PixelError as error:
+        raise DataError(f"{error}.") from error
     except Exception as error:  # a damaged file can raise nearly anything from a decoder
         raise DataError(f"{path} cannot be read as an image: {error}.") from error
-    if mode.startswith(("I", "F")):
-        # Pillow would clip these to 0..255, which turns most of them white.
-        raise DataError(
-            f"{path} has more than 8 bits a channel (mode {mode}); convert it to 8 bits first."
-        )
     return np.array(image if size is None else _resize_and_crop(image, size))
 
 

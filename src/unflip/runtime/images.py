@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unflip.pictures import read_picture
 from unflip.runtime.model import Model
 
 if TYPE_CHECKING:
@@ -21,14 +22,11 @@ def read_image(path: str | os.PathLike[str], model: Model) -> Array:
     The shorter side is resized to the model's (bilinear, so that the image covers the input), then the middle is cut
     out; models of one channel get grey. Then the file's preprocessing: ``(pixel / 255 - mean) / std``, or pixel / 255.
     """
-    from PIL import Image, ImageOps
-
     channels, height, width = model.input_shape
     if channels not in (1, 3):
         raise ValueError(f"this model takes {channels} channels; an image file has 1 or 3")
-    with Image.open(path) as image:
-        upright = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
-    pixels = np.asarray(_covering(upright, height, width), dtype=np.float32)
+    image = read_picture(path, "L" if channels == 1 else "RGB")
+    pixels = np.asarray(_covering(image, height, width), dtype=np.float32)
     return normalized(pixels.reshape(height, width, channels).transpose(2, 0, 1), model)
 
 
