@@ -99,6 +99,10 @@ CASES = {
     "division": lambda x: x / 3 + (1 - x),
     "views": lambda x: x.flatten(1).unsqueeze(-1).unsqueeze(-1).reshape(len(x), -1) * 2,
     "clamps": lambda x: x.clamp(-1, 1).clamp_min(-0.5).clamp_max(0.25),
+    "clamps without an end": lambda x: (
+        x.clamp(0, float("inf")) + F.hardtanh(x, -float("inf"), 1) * 2
+    ),
+    "clamps of nothing": lambda x: x.clamp(-float("inf"), float("inf")) * 2,
     "to and back": lambda x: x.float().contiguous().detach().clone() * 2,
     "softmax of an image": lambda x: x.softmax(1),
     "matrix": lambda x: x.flatten(1) @ torch.linspace(-1, 1, 6 * 42 * 2).view(-1, 2),

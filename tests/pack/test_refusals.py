@@ -72,6 +72,8 @@ REFUSED = {
         r"changes a tensor in place that another view",
     ),
     "choice": (lambda x: x if x.sum() > 0 else -x, r"torch\.export cannot trace"),
+    "everything infinite": (lambda x: x.clamp(min=float("inf")), r"its bound is inf; a number"),
+    "no bound": (lambda x: x.clamp(max=float("nan")), r"its bound is nan; a number"),
     "infinity": (lambda x: x * float("inf"), r"NaN or infinity"),
 }
 

@@ -124,29 +124,37 @@ def relu6(c: Converter, out: Tensor, x: Ref) -> Ref:
 
 @handles("hardtanh")
 def hardtanh(c: Converter, out: Tensor, x: Ref, low: float = -1.0, high: float = 1.0) -> Ref:
-    return c.map(x, out, clamp(float(low), float(high)))
+    return clamp_(c, out, x, low, high)
 
 
 @handles("clamp", "clip")
 def clamp_(c: Converter, out: Tensor, x: Ref, min: Any = None, max: Any = None) -> Ref:
-    return c.map(x, out, clamp(_bound(c, min), _bound(c, max)))
+    return c.map(x, out, clamp(_bound(c, min, -np.inf), _bound(c, max, np.inf)))
 
 
 @handles("clamp_min")
 def clamp_min(c: Converter, out: Tensor, x: Ref, min: Any) -> Ref:
-    return c.map(x, out, clamp(_bound(c, min), None))
+    return c.map(x, out, clamp(_bound(c, min, -np.inf), None))
 
 
 @handles("clamp_max")
 def clamp_max(c: Converter, out: Tensor, x: Ref, max: Any) -> Ref:
-    return c.map(x, out, clamp(None, _bound(c, max)))
+    return c.map(x, out, clamp(None, _bound(c, max, np.inf)))
 
 
-def _bound(c: Converter, bound: Any) -> float | None:
+def _bound(c: Converter, bound: Any, none: float) -> float | None:
+    """``none`` is the infinity that bounds nothing; the file has no infinity, so it is left out."""
     bound = c.constant(bound, "bound")
     if isinstance(bound, Tensor) and bound.numel() != 1:
         raise c.refuse("its bound is a tensor; one number is there")
-    return None if bound is None else float(bound)
+    if bound is None:
+        return None
+    value = float(bound)
+    if finite(np.array(value)):
+        return value
+    if value * none > 0:
+        return None
+    raise c.refuse(f"its bound is {value}; a number is there")
 
 
 @handles("prelu")
