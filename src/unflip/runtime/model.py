@@ -34,7 +34,44 @@ def load(path: str | os.PathLike[str], threads: int = 1) -> Model:
     native = _native()
     if not Path(path).exists():
         raise FileNotFoundError(f"{os.fspath(path)}: there is no such file")
-    return Model(native.Network(os.fsencode(path), _whole(threads)), Path(path).name)
+    source = _Source(Path(path))
+    return Model(native.Network(os.fsencode(path), _whole(threads)), Path(path).name, source)
+
+
+def _from_bytes(data: bytes, threads: int, name: str) -> Model:
+    """What a pickled model becomes."""
+    return Model(_native().Network.from_bytes(data, threads), name, _Kept(data))
+
+
+class _Source:
+    """The file a model was loaded from, to be read again should the model be pickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.state = self._state()
+
+    def _state(self) -> tuple[int, int]:
+        found = self.path.stat()
+        return found.st_mtime_ns, found.st_size
+
+    def content(self) -> bytes:
+        # A file of the same name that was written since may hold another network.
+        if not self.path.exists() or self._state() != self.state:
+            raise ValueError(
+                f"{self.path} was changed or removed after it was loaded, and a model is pickled by its file: "
+                "load it anew"
+            )
+        return self.path.read_bytes()
+
+
+class _Kept:
+    """As above, for a model that came without a file."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def content(self) -> bytes:
+        return self.data
 
 
 def _whole(threads: int) -> int:
@@ -61,19 +98,21 @@ def _native() -> ModuleType:
 class Model:
     """A network that is ready to run. :func:`load` makes it.
 
-    ``model(x)`` takes float32 in C order on the CPU, as a numpy array or a torch tensor, and returns the same kind:
+    ``model(x)`` takes float32 on the CPU, as a numpy array or a torch tensor, and returns the same kind:
 
     - ``(N, C, H, W)``, a batch, gives ``(N, classes)``, or ``(N, C, H, W)`` where the output is an image;
     - ``(C, H, W)``, one sample, gives one result: the same without N;
     - where the input is a vector (F x 1 x 1), ``(N, F)`` and ``(F,)`` are a batch and a sample as well.
 
-    Nothing is converted or copied on the way in: what would need it is refused, and the message says what to call.
-    NaN is refused too. The GIL is released while the network runs.
+    No value is converted on the way in: what would need it is refused, and the message says what to call. An input in
+    C order is read where it is; another (channels_last, every second image) is copied into that order first.
+    NaN is refused. The GIL is released while the network runs. A model can be pickled and copied: its file is read again.
     """
 
-    def __init__(self, network: Network, name: str) -> None:
+    def __init__(self, network: Network, name: str, source: _Source | _Kept) -> None:
         self._network = network
         self._name = name
+        self._source = source
         self.input_shape: tuple[int, int, int] = network.input_shape
         """Channels, height, width of a sample."""
         self.output_shape: tuple[int, ...] = _without_pixels(network.output_shape)
@@ -89,26 +128,32 @@ class Model:
         """What the network is made of: "kind name" for each op."""
 
     def __call__(self, x: ArrayT) -> ArrayT:
-        output = self._room_for_output(x)
-        self._network.run(x, output)
+        ready, output = self._prepared(x)
+        self._network.run(ready, output)
         return output
+
+    def __reduce__(self) -> Any:
+        return _from_bytes, (self._source.content(), self.threads, self._name)
 
     def profile(self, x: Any, runs: int = 10) -> Profile:
         """Time spent in each layer, as medians of ``runs`` calls after a first one that does not count."""
         if runs < 1:
             raise ValueError(f"runs must be 1 or more, not {runs}")
-        output = self(x)
-        return summarize(self.ops, [self._network.profile(x, output) for _ in range(runs)])
+        ready, output = self._prepared(x)
+        self._network.run(ready, output)
+        return summarize(self.ops, [self._network.profile(ready, output) for _ in range(runs)])
 
-    def _room_for_output(self, x: Any) -> Any:
-        """An array of the input's kind, once the input is known to be right."""
+    def _prepared(self, x: Any) -> tuple[Any, Any]:
+        """The input in C order, once it is known to be right, and an array of its kind for the output."""
         torch = sys.modules.get("torch")  # whoever has a tensor has imported it
         if torch is not None and isinstance(x, torch.Tensor):
             _check_tensor(x, torch)
-            return torch.empty(self._result_shape(x.shape), dtype=torch.float32)
+            output = torch.empty(self._result_shape(x.shape), dtype=torch.float32)
+            return x.contiguous(), output
         if isinstance(x, np.ndarray):
             _check_array(x)
-            return np.empty(self._result_shape(x.shape), dtype=np.float32)
+            output = np.empty(self._result_shape(x.shape), dtype=np.float32)
+            return np.ascontiguousarray(x), output
         raise TypeError(
             f"the input must be a numpy array or a torch tensor, not {type(x).__qualname__}"
         )
@@ -140,8 +185,6 @@ def _without_pixels(shape: tuple[int, int, int]) -> tuple[int, ...]:
 def _check_array(x: Any) -> None:
     if x.dtype != np.float32 or not x.dtype.isnative:
         raise TypeError(f"the input must be float32, not {x.dtype}: x.astype(np.float32)")
-    if not x.flags.c_contiguous:
-        raise ValueError("the input must be contiguous in C order: np.ascontiguousarray(x)")
 
 
 def _check_tensor(x: Any, torch: Any) -> None:
@@ -149,7 +192,7 @@ def _check_tensor(x: Any, torch: Any) -> None:
         raise ValueError(f"the input must be on the CPU, not on {x.device}: x.cpu()")
     if x.dtype != torch.float32:
         raise TypeError(f"the input must be float32, not {x.dtype}: x.float()")
-    if x.layout != torch.strided or not x.is_contiguous():
-        raise ValueError("the input must be contiguous (and not channels_last): x.contiguous()")
+    if x.layout != torch.strided:
+        raise ValueError(f"the input must be dense, not {x.layout}: x.to_dense()")
     if x.requires_grad:
         raise ValueError("a packed network has no gradients: x.detach()")
