@@ -388,6 +388,11 @@ def test_load_twin_takes_everything_and_must_fit() -> None:
         unflip.load_twin(model, {**source.state_dict(), "extra.weight": torch.zeros(1)})
 
 
+def test_load_twin_of_a_model_says_what_to_give() -> None:
+    with pytest.raises(TypeError, match=r"a model \(Net\); give its state_dict\(\)"):
+        unflip.load_twin(unflip.binarize(Net(), "lns", quiet=True), Net())  # type: ignore[arg-type]
+
+
 def test_load_twin_between_methods() -> None:
     source = unflip.binarize(Net(), "lns", quiet=True)
     for target in (Net(), unflip.binarize(Net(), "xnor", quiet=True)):

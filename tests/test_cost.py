@@ -134,6 +134,13 @@ def test_the_batch_size_does_not_matter() -> None:
     assert one == many
 
 
+def test_what_is_no_batch_is_refused() -> None:
+    with pytest.raises(TypeError, match="example_input should be a torch tensor, not ndarray"):
+        unflip.cost(net(), torch.randn(1, 3, 8, 8).numpy())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"of shape \(0, 3, 8, 8\) should be a batch of one"):
+        unflip.cost(net(), torch.randn(0, 3, 8, 8))
+
+
 def test_one_layer_alone() -> None:
     cost = unflip.cost(unflip.BinaryLinear(64, 32, method="bwn"), torch.randn(1, 64))
     assert cost.memory_bits == 64 * 32 + 32 * (32 + 32)

@@ -230,6 +230,10 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     base method under LNS has learned (ReCU's scales): LNS does not train it, so a warning names what the other
     network lacks.
     """
+    if isinstance(state_dict, nn.Module):
+        raise TypeError(
+            f"state_dict is a model ({type(state_dict).__name__}); give its state_dict() instead"
+        )
     frozen = next(
         (k for k in state_dict if k.endswith("bits") and k[:-4] + "scales" in state_dict), None
     )

@@ -59,6 +59,7 @@ def cost(model: nn.Module, example_input: Tensor) -> Cost:
     Warns, by name, of layers that multiply with weights in a way it does not count, and of binary layers that the
     forward pass does not call.
     """
+    _check_batch(example_input)
     macs = _macs(model, example_input[:1])
     idle = [name for name, _ in _binary(model) if not macs[name]]
     warn_idle(idle, "their multiplications are counted as none")
@@ -74,6 +75,17 @@ def cost(model: nn.Module, example_input: Tensor) -> Cost:
         flops=sum(layer.flops for layer in layers),
         layers=layers,
     )
+
+
+def _check_batch(example_input: Any) -> None:
+    if not isinstance(example_input, Tensor):
+        raise TypeError(
+            f"example_input should be a torch tensor, not {type(example_input).__qualname__}"
+        )
+    if example_input.dim() == 0 or len(example_input) == 0:
+        raise ValueError(
+            f"example_input of shape {tuple(example_input.shape)} should be a batch of one or more"
+        )
 
 
 def _parameters_beside(model: nn.Module, layers: set[str], counted: set[Tensor]) -> int:

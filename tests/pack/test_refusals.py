@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unflip
-from unflip.packing import CannotPack, make_packed, pack
+from unflip.packing import CannotPack, make_packed, pack, read
 
 IMAGE = torch.randn(2, 4, 6, 6)
 
@@ -146,9 +146,21 @@ def test_labels_and_preprocessing(tmp_path):
         pack(model, IMAGE, tmp_path / "x", preprocess={"mean": [0.0] * 4})
     with pytest.raises(CannotPack, match=r"std=\[1.0\] should be 4 numbers"):
         pack(model, IMAGE, tmp_path / "x", preprocess={"mean": [0.0] * 4, "std": [1.0]})
+    with pytest.raises(CannotPack, match=r"mean=0.5 should be 4 numbers, one a channel"):
+        pack(model, IMAGE, tmp_path / "x", preprocess={"mean": 0.5, "std": 0.2})
+    with pytest.raises(CannotPack, match=r"preprocess=0.5 should have 'mean' and 'std'"):
+        pack(model, IMAGE, tmp_path / "x", preprocess=0.5)
     with pytest.raises(CannotPack, match="should be positive"):
         pack(model, IMAGE, tmp_path / "x", preprocess={"mean": [0.0] * 4, "std": [1.0, 1, 1, 0]})
     assert not list(tmp_path.iterdir())
+
+
+def test_labels_of_pixels_are_one_a_channel(tmp_path):
+    model = nn.Conv2d(4, 5, 1)
+    with pytest.raises(CannotPack, match="180 labels for a network with 5 output channels"):
+        make_packed(model, IMAGE, labels=["a"] * 180)
+    pack(model, IMAGE, tmp_path / "x", labels=list("abcde"))
+    assert read(tmp_path / "x").graph["labels"] == list("abcde")
 
 
 def test_other_precisions():

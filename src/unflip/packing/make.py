@@ -116,9 +116,10 @@ def _checked_labels(labels: Sequence[str] | None, output: Tensor) -> list[str] |
     if labels is None:
         return None
     names = [str(label) for label in labels]
-    outputs = output[0].numel()
-    if len(names) != outputs:
-        raise CannotPack(f"{len(names)} labels for a network with {outputs} outputs")
+    channels = output.shape[1]  # an image's labels are those of its pixels
+    if len(names) != channels:
+        what = "outputs" if output[0].numel() == channels else "output channels"
+        raise CannotPack(f"{len(names)} labels for a network with {channels} {what}")
     return names
 
 
@@ -127,16 +128,23 @@ def _checked_preprocess(
 ) -> dict[str, Any] | None:
     if preprocess is None:
         return None
-    if set(preprocess) != {"mean", "std"}:
+    if not isinstance(preprocess, Mapping) or set(preprocess) != {"mean", "std"}:
         raise CannotPack(
             f"preprocess={preprocess!r} should have 'mean' and 'std', and nothing else"
         )
-    plain = {key: [float(v) for v in preprocess[key]] for key in ("mean", "std")}
-    for key, values in plain.items():
-        if len(values) != channels or not all(abs(v) < float("inf") for v in values):
-            raise CannotPack(
-                f"preprocess: {key}={values} should be {channels} numbers, one a channel"
-            )
+    plain = {key: _a_channel(key, preprocess[key], channels) for key in ("mean", "std")}
     if not all(v > 0 for v in plain["std"]):
         raise CannotPack(f"preprocess: std={plain['std']} should be positive")
     return plain
+
+
+def _a_channel(key: str, given: Any, channels: int) -> list[float]:
+    try:
+        values = [float(v) for v in given]
+    except (TypeError, ValueError):  # one number for all channels, say
+        values = []
+    if len(values) != channels or not all(abs(v) < float("inf") for v in values):
+        raise CannotPack(
+            f"preprocess: {key}={values or given!r} should be {channels} numbers, one a channel"
+        )
+    return values

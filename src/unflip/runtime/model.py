@@ -106,7 +106,9 @@ class Model:
 
     No value is converted on the way in: what would need it is refused, and the message says what to call. An input in
     C order is read where it is; another (channels_last, every second image) is copied into that order first.
-    NaN is refused. The GIL is released while the network runs. A model can be pickled and copied: its file is read again.
+    NaN is refused. The GIL is released while the network runs.
+
+    A model can be pickled and copied; its file is read again for that.
     """
 
     def __init__(self, network: Network, name: str, source: _Source | _Kept) -> None:
