@@ -37,9 +37,7 @@ class LayerCost:
     kind: str
     weight_bits: int  # bits a weight
     input_bits: int
-    memory_bits: (
-        int  # weights, scales and bias, as far as no layer before it has them (tied weights)
-    )
+    memory_bits: int  # weights, scales and bias; tied ones are the first layer's
     macs: int
     flops: float
 

@@ -94,7 +94,7 @@ class MappedSign(WeightBinarizer):
         self.shared: list[Tensor] | None = None
         self.untaught = (
             config.mapping == "plain"
-        )  # until f has learned the signs, or we have said so
+        )  # until f has learned the signs, or a warning said so
         base.requires_grad_(False)  # its signs are labels and its scale is taken as it is
         if config.labels == "frozen":
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)

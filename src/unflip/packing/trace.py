@@ -50,9 +50,8 @@ class Marker(nn.Module):
 
     def __init__(self, number: int, layer: FrozenLayer) -> None:
         super().__init__()
-        self.__dict__["_layer"] = (
-            layer  # not a submodule: the layer's own forward pass is not traced
-        )
+        # Not a submodule: the layer's own forward pass is not traced.
+        self.__dict__["_layer"] = layer
         self._parameters = dict(layer._parameters)
         self._buffers = {**layer._buffers, "weight": layer.weight}
         self._call = number, list(layer.signs_shape[1:]), *_geometry(layer)
