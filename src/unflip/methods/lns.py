@@ -92,9 +92,8 @@ class MappedSign(WeightBinarizer):
         self.mapping = MappingNetwork(weight, config.mapping == "residual", config.statistics)
         self.mapping.to(device=weight.device, dtype=weight.dtype)
         self.shared: list[Tensor] | None = None
-        self.untaught = (
-            config.mapping == "plain"
-        )  # until f has learned the signs, or a warning said so
+        # Until f has learned the signs, or a warning said that it has not.
+        self.untaught = config.mapping == "plain"
         base.requires_grad_(False)  # its signs are labels and its scale is taken as it is
         if config.labels == "frozen":
             empty = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
