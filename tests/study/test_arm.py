@@ -74,3 +74,10 @@ def test_scaled_epochs_move_the_schedule() -> None:
 def test_a_scale_that_is_none(factor: float) -> None:
     with pytest.raises(ValueError, match=r"epochs-scale=.* should be above 0"):
         scaled(load_recipe("digits-dorefa"), factor)
+
+
+def test_an_option_of_what_an_arm_replaces_as_a_whole_is_not_overridden() -> None:
+    draft = Draft("adam", "Adam", "digits-dorefa", ("optimizer={name: adam, lr: 0.001}",))
+    plain = Draft("plain", "plain", "digits-dorefa")
+    arms = make_arms([draft, plain], overrides=["optimizer.lr=0.05"])
+    assert [arm.recipe.optimizer.lr for arm in arms] == [0.001, 0.05]

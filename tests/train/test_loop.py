@@ -617,6 +617,34 @@ def test_the_start_run_must_be_finished(
     assert not (tmp_path / "lns").exists()
 
 
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("data.validation=200", "digits with 200 images held out, .* 1,000 images held out, and"),
+        ("model.width=2", "has model.width=2, the run it starts from in .* has 4"),
+        ("model={name: resnet20, width: 4}", "has model.shortcut=block, .* has conv"),  # a default
+    ],
+)
+def test_the_start_run_is_of_the_same_images_and_network(
+    tmp_path: Path, digits: ImageSet, whole: Path, override: str, reason: str
+) -> None:
+    other = load_recipe("digits-lns", [*LNS_OVERRIDES, override])
+    with pytest.raises(ValueError, match=reason):
+        run(other, digits, tmp_path / "lns", start=whole)
+    assert not (tmp_path / "lns").exists()
+
+
+def test_a_finished_start_run_is_used_at_its_last_epoch_or_not_at_all(
+    tmp_path: Path, digits: ImageSet, lns: Recipe, whole: Path
+) -> None:
+    spoiled = tmp_path / "whole"
+    shutil.copytree(whole, spoiled)
+    for path in (spoiled / "seed-0").glob(f"checkpoint-{EPOCHS:05d}-*"):
+        path.unlink()
+    with pytest.raises(ValueError, match=f"is finished with {EPOCHS} epochs, but its last whole"):
+        run(lns, digits, tmp_path / "lns", start=spoiled)
+
+
 # Disks
 
 

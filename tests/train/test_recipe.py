@@ -177,6 +177,7 @@ def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
         ("method=dorefa", "warm_start is for method lns"),
         ("schedule.every=null", "schedule 'step' needs either every or at"),
         ("schedule.at=[3, 4]", "schedule 'step' needs either every or at"),
+        ("schedule.name=cosine", "every and at are of schedule 'step', and the name is 'cosine'"),
         ("schedule.factor=1.5", "schedule.factor: Input should be less than 1"),
     ],
 )

@@ -187,17 +187,21 @@ def train(
         "tensorboard": tensorboard,
         "evaluate_every": evaluate_every,
     }
-    data_overrides = [o for o in overrides or [] if o.startswith("data.")]
     if loaded.start and start is None:
         start = folder.parent / loaded.start
-        model_overrides = [o for o in overrides or [] if o.startswith("model.")]
-        needed = load_recipe(loaded.start, [*data_overrides, *model_overrides])
+        needed = load_recipe(loaded.start, _fields(loaded, "data", "model"))
         _train_first(needed, f"{loaded.name} starts from", images, start, seeds, how)
     if loaded.distill and teacher is None:
         teacher = folder.parent / loaded.distill.teacher
-        needed = load_recipe(loaded.distill.teacher, data_overrides)
+        needed = load_recipe(loaded.distill.teacher, _fields(loaded, "data"))
         _train_first(needed, f"{loaded.name} learns from", images, teacher, 1, how)
     _train(loaded, images, folder, seeds, how, start, teacher)
+
+
+def _fields(recipe: Recipe, *parts: str) -> list[str]:
+    """What a recipe has there, wherever it came from, as overrides of another."""
+    plain = recipe.plain()
+    return [f"{part}.{k}={json.dumps(v)}" for part in parts for k, v in plain[part].items()]
 
 
 def _train_first(

@@ -23,6 +23,8 @@ def export(
     target = out or model.with_suffix(".onnx")
     if target.suffix != ".onnx":
         raise ValueError(f"-o {target} should end in .onnx, the only format there is")
+    if target.resolve() == model.resolve():
+        raise ValueError(f"{target} is the packed network itself: give another file with -o")
     try:
         size = to_onnx(model, target)
     except ImportError as error:  # the message says what to install; a traceback says no more

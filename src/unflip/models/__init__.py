@@ -1,12 +1,21 @@
 """Networks as the papers have them; every module in this folder registers its own."""
 
 from unflip.models.alexnet import alexnet
-from unflip.models.base import check_names, create, input_shape, names, register_model, width_parts
+from unflip.models.base import (
+    all_options,
+    check_names,
+    create,
+    input_shape,
+    names,
+    register_model,
+    width_parts,
+)
 from unflip.models.resnet import resnet18, resnet20
 from unflip.models.vgg import vgg_small
 
 __all__ = [
     "alexnet",
+    "all_options",
     "check_names",
     "create",
     "input_shape",

@@ -75,6 +75,13 @@ def check_names(name: str, options: Iterable[str]) -> None:
         known(option, accepted, f"option of model {name!r}")
 
 
+def all_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` of the network ``name``, and its defaults for the others."""
+    build = _REGISTRY[known(name, _REGISTRY, "model")].build
+    parameters = inspect.signature(build).parameters.items()
+    return {**{n: p.default for n, p in parameters if n != "method"}, **options}
+
+
 def input_shape(name: str) -> tuple[int, int, int]:
     """(channels, height, width) of the images the network ``name`` was published for."""
     return _REGISTRY[known(name, _REGISTRY, "model")].input_shape

@@ -115,7 +115,7 @@ def _fits(override: str, recipe: Recipe) -> bool:
 def _contradicts(override: str, changes: Sequence[str]) -> bool:
     path = override.partition("=")[0]
     own = [change.partition("=")[0] for change in changes]
-    return any(path == p or p.startswith(f"{path}.") for p in own)
+    return any(path == p or p.startswith(f"{path}.") or path.startswith(f"{p}.") for p in own)
 
 
 def options(

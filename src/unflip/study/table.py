@@ -20,7 +20,7 @@ def table(study: Study, summary: dict[str, Any]) -> str:
     heads += [f"against {reference['label']}{' (p)' if tested else ''}"] if reference else []
     lines = [caption(summary), "", _row(heads), "|---" * len(heads) + "|"]
     for arm, found in zip(study.arms, summary["arms"], strict=True):
-        cells = [arm.label, _figures(found), str(len(accuracies(found)))]
+        cells = [arm.label.replace("|", "\\|"), _figures(found), str(len(accuracies(found)))]
         if paper:
             known = arm.paper
             cells.append(best_mean_std(known.best, known.mean, known.std) if known else "")

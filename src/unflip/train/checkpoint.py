@@ -107,10 +107,18 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def load_usable(folder: Path) -> Checkpoint:
-    """As :func:`load_latest`, saying what was passed over; an error where nothing is whole."""
+    """As :func:`load_latest`, saying what was passed over; an error where nothing is whole, or where a finished run's
+    last one is not: an earlier epoch's weights are not what its result is about."""
     saved, problems = load_latest(folder)
     if saved is None:
         raise ValueError(f"no usable checkpoint in {folder}: {'; '.join(problems) or 'none there'}")
+    result = folder / "result.json"
+    if result.exists() and saved.epoch < (epochs := json.loads(result.read_text())["epochs"]):
+        raise ValueError(
+            f"the run in {folder} is finished with {epochs} epochs, but its last whole checkpoint is of epoch "
+            f"{saved.epoch} ({'; '.join(problems) or 'later ones are gone'}). Delete its result.json and train it "
+            "again: it goes on from there"
+        )
     for problem in problems:
         print(f"warning: {problem}; starting from the checkpoint before it", flush=True)
     return saved

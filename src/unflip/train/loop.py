@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unflip import models
 from unflip.data import ImageSet
 from unflip.methods.lns import set_flip_rates, warm_start
 from unflip.train import checkpoint as checkpoints
@@ -36,7 +37,7 @@ from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
 from unflip.train.runs import leave_nothing_behind, lock, recipe_difference, seed_folder
 from unflip.train.seed import Seed
-from unflip.train.teacher import Teacher, load_teacher
+from unflip.train.teacher import Teacher, load_teacher, shown
 from unflip.train.turn import take_turn
 from unflip.train.watch import TrainingStopped
 
@@ -284,6 +285,7 @@ def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None
     """Bring the model to where its first epoch starts."""
     folder = _start_folder(job)
     if folder is not None:
+        _refuse_other_start(job.recipe, folder)
         state = checkpoints.load_usable(folder).tensors
         load_start(model, state)
         if isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated":
@@ -298,6 +300,27 @@ def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None
             f"or more in each of {len(reached)} layers",
             flush=True,
         )
+
+
+def _refuse_other_start(recipe: Recipe, folder: Path) -> None:
+    """Weights that have seen images held out here would make any figure look good; those of another network may fit
+    its tensors and mean nothing."""
+    there = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"])
+    if there.data != recipe.data:
+        raise ValueError(
+            f"recipe {recipe.name} has data {shown(recipe.data)}, the run it starts from in {folder} has "
+            f"{shown(there.data)}, and may have seen images that are held out here"
+        )
+    theirs, mine = (
+        {"name": m.name, **models.all_options(m.name, m.options)}
+        for m in (there.model, recipe.model)
+    )
+    for option in theirs.keys() & mine.keys():
+        if theirs[option] != mine[option]:
+            raise ValueError(
+                f"recipe {recipe.name} has model.{option}={mine[option]}, the run it starts from in {folder} has "
+                f"{theirs[option]}: it is another network's"
+            )
 
 
 def _start_folder(job: Job) -> Path | None:

@@ -90,6 +90,8 @@ class Schedule(_Part):
     def _steps(self) -> Schedule:
         if self.name == "step" and bool(self.every) == bool(self.at):
             raise ValueError("schedule 'step' needs either every or at")
+        if self.name != "step" and (self.every or self.at):
+            raise ValueError(f"every and at are of schedule 'step', and the name is {self.name!r}")
         return self
 
     def factor_at(self, epoch: int, epochs: int) -> float:
@@ -198,7 +200,7 @@ def _read(source: str | Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise RecipeError(f"there is no recipe file {path}")
-        text, name = path.read_text(), path.stem
+        text, name = path.read_text(encoding="utf-8"), path.stem
     else:
         name = str(source)
         if name not in recipe_names():
@@ -208,7 +210,7 @@ def _read(source: str | Path) -> dict[str, Any]:
                 f"unknown recipe {name!r}.{hint} Shipped: {', '.join(recipe_names())}; "
                 "or give the path of a .yaml file."
             )
-        text = (resources.files("unflip") / "recipes" / f"{name}.yaml").read_text()
+        text = (resources.files("unflip") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     try:
         values = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:

@@ -98,5 +98,5 @@ def load_teacher(
 
 
 def shown(data: Data) -> str:
-    """The data in a message about a teacher that is not to have seen some of them."""
+    """The data in a message about a run that is not to have seen some of them."""
     return f"{data.name} with {data.validation:,} images held out"
