@@ -22,6 +22,7 @@ from unflip.layers import (
     become,
     binary_layers,
     inside_binarizer,
+    twin_of,
 )
 from unflip.methods.base import Method, get, resolve
 
@@ -163,10 +164,7 @@ def _refuse_unsupported(name: str, module: nn.Module) -> None:
 
 def _binary_twin(name: str, module: nn.Module, method: Method) -> BinaryLayer:
     """A binary layer that shares the float one's parameters, buffers, hooks and settings."""
-    cls = _BINARY_CLASS[type(module)]
-    twin = cls.__new__(cls)
-    twin.__dict__.update(module.__dict__)
-    twin.__dict__.pop("_compiled_call_impl", None)  # of layer.compile(): the float layer's
+    twin = twin_of(module, _BINARY_CLASS[type(module)])
     twin._modules = dict(module._modules)
     twin.path = name
     try:

@@ -19,6 +19,7 @@ from unflip.layers import (
     become,
     binary_layers,
     multiply_binary,
+    twin_of,
 )
 from unflip.methods.base import BinaryWeight, InputBinarizer, Method
 
@@ -140,10 +141,7 @@ def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
             f"the forward of layer {name!r} was replaced (by a wrapper?), which would go on computing with latent "
             "weights: undo that before freezing"
         )
-    cls = _FROZEN_CLASS[type(layer)]
-    twin = cls.__new__(cls)
-    twin.__dict__.update(layer.__dict__)
-    twin.__dict__.pop("_compiled_call_impl", None)  # of layer.compile(): the latent one's
+    twin = twin_of(layer, _FROZEN_CLASS[type(layer)])
     twin._parameters = {k: v for k, v in layer._parameters.items() if k != "weight"}
     twin._modules = {"input_binarizer": layer.input_binarizer.deployed().eval()}
     twin._buffers = dict(layer._buffers)

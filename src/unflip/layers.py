@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from unflip.methods.base import (
     InputBinarizer,
     Method,
     WeightBinarizer,
+    can_be_read,
     check_shapes,
     resolve,
 )
@@ -87,20 +88,19 @@ class BinaryLayer(nn.Module):
 
     def _refuse_nan(self, tensor: Tensor, what: str) -> None:
         """A NaN has no sign. On a GPU or compiled, where asking would stall, it stays NaN instead."""
-        if _can_be_read(tensor) and tensor.device.type == "cpu" and torch.isnan(tensor).any():
+        if can_be_read(tensor) and tensor.device.type == "cpu" and torch.isnan(tensor).any():
             raise ValueError(f"{what} of layer {self._where()} has NaN, which has no sign")
 
     @torch.no_grad()
     def _warn_if_all_alike(self, x: Tensor) -> None:
         """Behind a ReLU sign(x) is +1 everywhere, and every image looks the same from there on. Asked once."""
-        if not _can_be_read(x) or x.numel() < ENOUGH or _constant(x):
+        if not can_be_read(x) or x.numel() < ENOUGH or _constant(x):
             return
         self.inputs_seen = True
         binary = self.input_binarizer.deployed()(x)  # without what some methods add in training
         value = binary.flatten()[0].item()
-        if value and _constant(
-            binary
-        ):  # zeros alone are inputs that are small yet, as before training
+        # Zeros alone are inputs that are small yet, as before training.
+        if value and _constant(binary):
             warnings.warn(
                 f"every input of layer {self._where()} binarizes to {value:g}, whatever the image: {self.method} "
                 "passes nothing on here. Is there a ReLU before the layer? Inputs that become signs need values on "
@@ -175,17 +175,19 @@ def inside_binarizer(name: str) -> bool:
     return any(part in ("weight_binarizer", "input_binarizer", "adapted") for part in parts)
 
 
-def _can_be_read(x: Tensor) -> bool:
-    """Whether there are values to look at: not while tracing, compiling or capturing, nor under vmap."""
-    if not isinstance(x, Tensor) or torch.compiler.is_compiling():
-        return False
-    if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return False
-    return x.device.type in ("cpu", "cuda") and not torch._C._are_functorch_transforms_active()
-
-
 def _constant(x: Tensor) -> bool:
     return bool((x == x.flatten()[:1]).all())
+
+
+AnyLayer = TypeVar("AnyLayer", bound=nn.Module)
+
+
+def twin_of(layer: nn.Module, kind: type[AnyLayer]) -> AnyLayer:
+    """A layer of another kind that shares this one's parameters, buffers, hooks and settings."""
+    twin = kind.__new__(kind)
+    twin.__dict__.update(layer.__dict__)
+    twin.__dict__.pop("_compiled_call_impl", None)  # of layer.compile(): code of the other kind
+    return twin
 
 
 def become(layer: nn.Module, twin: nn.Module) -> None:

@@ -94,6 +94,15 @@ def _float_of_rank(rank: Tensor) -> Tensor:
     return torch.where(rank < 0, -size, size)
 
 
+def can_be_read(x: Tensor) -> bool:
+    """Whether there are values to look at: not while tracing, compiling or capturing, nor under vmap."""
+    if not isinstance(x, Tensor) or torch.compiler.is_compiling():
+        return False
+    if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return False
+    return x.device.type in ("cpu", "cuda") and not torch._C._are_functorch_transforms_active()
+
+
 class Numbers(nn.Module):
     """A module with numbers of the config and the epoch in buffers, where a captured step reads them.
 

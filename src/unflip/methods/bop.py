@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, register
+from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, can_be_read, register
 from unflip.methods.binarynet import HardTanhSign, PlainSign
 from unflip.ste import sign
 
@@ -81,17 +81,10 @@ class FlippedSign(PlainSign):
 
     @torch.no_grad()
     def after_step(self, weight: Tensor) -> None:
-        if not _being_recorded(weight) and not self.looked_at:
+        if can_be_read(weight) and not self.looked_at:
             self.looked_at = True
             _warn_of_latent(weight)
         super().after_step(weight)
-
-
-def _being_recorded(weight: Tensor) -> bool:
-    """Compiled or captured code cannot ask what a weight is."""
-    if torch.compiler.is_compiling() or weight.device.type == "meta":
-        return True
-    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _warn_of_latent(weight: Tensor) -> None:
