@@ -607,6 +607,73 @@ def test_a_metrics_line_cut_short_by_a_kill(
     same_run(tmp_path / "seed-0", whole / "seed-0", weights_hash)
 
 
+def test_lost_lines_of_the_metrics_are_said_and_the_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    digits: ImageSet,
+    dorefa: Recipe,
+    tmp_path: Path,
+    whole: Path,
+) -> None:
+    interrupt(monkeypatch, 3 * STEPS + 1, signal.SIGINT, lambda: run(dorefa, digits, tmp_path))
+    path = tmp_path / "seed-0" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:2]))
+    capsys.readouterr()
+    run(dorefa, digits, tmp_path)
+    assert f"warning: {path} has lost its lines of epochs 1, 3\n" in capsys.readouterr().out
+    assert metrics(tmp_path / "seed-0") == [metrics(whole / "seed-0")[i] for i in (1, 3)]
+
+
+def test_a_result_is_of_the_last_epoch_or_there_is_none(
+    digits: ImageSet, dorefa: Recipe, tmp_path: Path, whole: Path, weights_hash: Hash
+) -> None:
+    """Killed before result.json was written, by a power cut that took the last line along."""
+    folder = tmp_path / "seed-0"
+    shutil.copytree(whole / "seed-0", folder)
+    (folder / "result.json").unlink()
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(CheckpointError, match=f"has no line of epoch {EPOCHS}, whose accuracy is"):
+        run(dorefa, digits, tmp_path)
+    assert not (folder / "result.json").exists()
+    for last in folder.glob(f"checkpoint-{EPOCHS:05d}-*"):
+        last.unlink()  # as the message says
+    run(dorefa, digits, tmp_path)
+    same_run(folder, whole / "seed-0", weights_hash)
+
+
+def test_metrics_are_on_the_disk_before_a_checkpoint_is(
+    monkeypatch: pytest.MonkeyPatch, digits: ImageSet, dorefa: Recipe, tmp_path: Path
+) -> None:
+    flushed, sync = [0], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("metrics.jsonl"):
+            flushed.append(epochs_written(tmp_path / "seed-0"))
+        sync(descriptor)
+
+    def save(folder: Path, checkpoint: checkpoints.Checkpoint) -> None:
+        assert flushed[-1] == checkpoint.epoch
+        real(folder, checkpoint)
+
+    real = checkpoints.save
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(checkpoints, "save", save)
+    run(dorefa, digits, tmp_path)
+    assert flushed[-1] == EPOCHS
+
+
+def test_seconds_are_those_of_all_legs(
+    monkeypatch: pytest.MonkeyPatch, digits: ImageSet, dorefa: Recipe, tmp_path: Path
+) -> None:
+    interrupt(monkeypatch, 2 * STEPS + 1, signal.SIGINT, lambda: run(dorefa, digits, tmp_path))
+    path = tmp_path / "seed-0" / "metrics.jsonl"
+    lines = [json.loads(line) | {"seconds": 1000} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [result] = run(dorefa, digits, tmp_path)
+    assert 2000 < result["seconds"] < 2100
+
+
 def test_the_start_run_must_be_finished(
     tmp_path: Path, digits: ImageSet, lns: Recipe, whole: Path
 ) -> None:

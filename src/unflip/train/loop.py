@@ -420,7 +420,7 @@ def _run(
                 _start_epoch(runs, epoch)
     total = time.monotonic() - began
     if not lines:  # everything was done but for the last file
-        lines = [_last_line(run.folder) for run in runs]
+        lines = [run.last_line() for run in runs]
     return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
 
 
@@ -469,8 +469,11 @@ def _resume(runs: list[Seed], at: tuple[int, int] | None, quiet: bool) -> None:
     """
     for run in runs:
         checkpoints.drop_after(run.folder, at)
+        lost = run.cut_metrics(at[0] if at else 0)
+        if lost and not quiet:
+            which = ", ".join(map(str, lost))
+            print(f"warning: {run.metrics} has lost its lines of epochs {which}", flush=True)
         if at is None:
-            run.cut_metrics(0)
             checkpoints.save(run.folder, run.checkpoint(0, 0))
         else:
             run.restore(checkpoints.load_at(run.folder, *at))
@@ -503,12 +506,8 @@ def _save(runs: list[Seed], epoch: int, step: int) -> None:
     if distributed.rank() > 0:
         return
     for run in runs:
+        run.keep_metrics()
         checkpoints.save(run.folder, run.checkpoint(epoch, step))
-
-
-def _last_line(folder: Path) -> dict[str, Any]:
-    line: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    return line
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,8 @@ class Seed:
         self.watch = Watch(recipe, classes)
         self.board: Any = None
         self.moved = Moved(learner.model)
+        self.metrics = folder / "metrics.jsonl"
+        self.seconds_before = 0.0  # of the epochs before this process went on
 
     def checkpoint(self, epoch: int, step: int) -> Checkpoint:
         tensors = self.learner.state()
@@ -63,15 +67,34 @@ class Seed:
             now.copy_(unpack_signs(packed, tuple(now.shape), now.dtype))
         for name, latent in self.moved.latent.items():
             latent.copy_(parts["latent"][name])
-        self.cut_metrics(saved.epoch)
 
-    def cut_metrics(self, epochs: int) -> None:
-        """Drop lines of epochs that are about to be run again, and a line cut short by a kill."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines()[:epochs] if path.exists() else []
-        checkpoints.write_atomically(path, "".join(line + "\n" for line in lines).encode())
-        if lines:
-            self.watch.start_loss = json.loads(lines[0])["loss"]
+    def cut_metrics(self, epochs: int) -> list[int]:
+        """Drop lines of epochs that are about to be run again, and one cut short by a kill; which of the epochs before
+        have none."""
+        kept = {
+            line["epoch"]: line for line in read_metrics(self.metrics) if line["epoch"] <= epochs
+        }
+        text = "".join(json.dumps(line) + "\n" for line in kept.values())
+        checkpoints.write_atomically(self.metrics, text.encode())
+        if epochs:  # where no line is left, what the loss began with is known to no one
+            self.watch.start_loss = next((line["loss"] for line in kept.values()), math.inf)
+        self.seconds_before = sum(line["seconds"] for line in kept.values())
+        return [epoch for epoch in range(1, epochs + 1) if epoch not in kept]
+
+    def keep_metrics(self) -> None:
+        """A checkpoint that outlives a power cut is to find the lines of the epochs before it."""
+        with open(self.metrics) as file:
+            os.fsync(file.fileno())
+
+    def last_line(self) -> dict[str, Any]:
+        """Of the run's last epoch, whose figures are its result."""
+        for line in read_metrics(self.metrics):
+            if line["epoch"] == self.recipe.epochs:
+                return line
+        raise CheckpointError(
+            f"{self.metrics} has no line of epoch {self.recipe.epochs}, whose accuracy is the run's result. Delete the "
+            "last checkpoint in that folder: the run goes on from the one before."
+        )
 
     def end_epoch(self, epoch: int, seconds: float, evaluate: bool = True) -> dict[str, Any]:
         """Look at the epoch, write its line, and stop the run if it has gone wrong."""
@@ -86,7 +109,7 @@ class Seed:
             }
         line = {"epoch": epoch + 1, **figures, "seconds": round(seconds, 4)}
         if distributed.rank() == 0:
-            _append(self.folder / "metrics.jsonl", line)
+            _append(self.metrics, line)
             self._to_tensorboard(line)
         flips, change = (moved.flips, moved.latent_change != 0) if moved else (None, None)
         problem = self.watch.problem(epoch, line["loss"], flips, change)
@@ -140,7 +163,7 @@ class Seed:
             "accuracy": last["accuracy"],
             "loss": last["loss"],
             "evaluated_on": "validation" if self.recipe.data.validation else "test",
-            "seconds": round(seconds, 2),
+            "seconds": round(self.seconds_before + seconds, 2),
             "device": _device_name(self.learner.device),
             "torch": torch.__version__,
             "unflip": __version__,
@@ -150,6 +173,15 @@ class Seed:
         if distributed.rank() == 0:
             checkpoints.write_atomically(self.folder / "result.json", data)
         return result
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ``metrics.jsonl`` that are whole."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):  # cut short by a kill
+            lines.append(json.loads(text))
+    return lines
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:
