@@ -1,6 +1,7 @@
 """The search of widths: a fake fitness for the evolution, then a tiny real one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,14 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         search_widths(
             recipe("batch_size=32"), DATA, tmp_path, search=SEARCH, fitness=Target(1, 1, 1)
         )
+
+
+def test_other_images_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    fewer = replace(DATA, train_images=DATA.train_images[1:], train_labels=DATA.train_labels[1:])
+    held_out = recipe("data.validation=100")
+    search_widths(held_out, DATA, tmp_path, search=SEARCH, fitness=Target(1, 1, 1))
+    with pytest.raises(ValueError, match=r"evaluated on other images: .*1,347 of .*1,346 of"):
+        search_widths(held_out, fewer, tmp_path, search=SEARCH, fitness=Target(1, 1, 1))
 
 
 def test_a_candidate_that_stops_is_last(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from unflip.study import study as core
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study, next_batch, run_study, write_tables
 from unflip.study.task import Task
-from unflip.train.checkpoint import CheckpointError
+from unflip.train import checkpoint as checkpoints
+from unflip.train.checkpoint import Checkpoint, CheckpointError
 
 OnDigits = Callable[..., Study]
 
@@ -226,7 +228,10 @@ def test_a_baseline_without_weights_is_refused_where_an_arm_starts_from_it(
     calls = len(trainer.calls)
     with monkeypatch.context() as patched:
         patched.setattr(core, "load", lambda *args: pytest.fail("no data are loaded for this"))
-        with pytest.raises(ValueError, match=r"seed-1 has no usable .* only its metrics were kept"):
+        with pytest.raises(ValueError, match=r"no usable .*seed-1: .* start from metrics alone"):
+            run_study(on_digits("sota", tmp_path / "second", baseline=given))
+        checkpoints.save(given / "seed-1", Checkpoint(0, 0, {}, {}))  # whole, but not its last
+        with pytest.raises(ValueError, match=r"finished with 1 epochs, .* whole .* of epoch 0"):
             run_study(on_digits("sota", tmp_path / "second", baseline=given))
     assert len(trainer.calls) == calls
     assert not (tmp_path / "second").exists()
@@ -235,6 +240,26 @@ def test_a_baseline_without_weights_is_refused_where_an_arm_starts_from_it(
     assert trainer.calls[calls:] == [["tbn/seed-0", "tbn/seed-1"]]
     study = on_digits("sota", tmp_path / "second", baseline=given, tables_only=True)
     assert [arm["name"] for arm in write_tables(study)["arms"]] == ["baseline", "tbn"]
+
+
+def test_an_arm_of_another_baseline_is_refused(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    """Its baseline was trained anew after it, say: the table would compare what does not belong together."""
+    run_study(on_digits("sota", tmp_path, 1), only=["lns"])
+    baseline, lns = tmp_path / "baseline", tmp_path / "lns" / "seed-0"
+    given = {"images": {}, "start": {"folder": "elsewhere", "sha256": "another"}}
+    (lns / "provenance.json").write_text(json.dumps(given))
+    with pytest.raises(CheckpointError, match=rf"{lns} .* weights of elsewhere .* has others"):
+        run_study(on_digits("sota", tmp_path, 1), only=["tbn"])
+    given["start"]["sha256"] = checkpoints.identity(baseline / "seed-0")
+    (lns / "provenance.json").write_text(json.dumps(given))
+    run_study(on_digits("sota", tmp_path, 1), only=["tbn"])
+    shutil.rmtree(baseline)
+    calls = len(trainer.calls)
+    with pytest.raises(CheckpointError, match=rf"{baseline} holds no finished run"):
+        run_study(on_digits("sota", tmp_path, 1))
+    assert len(trainer.calls) == calls
 
 
 def test_another_recipe_in_the_folder_is_refused(
@@ -294,9 +319,13 @@ def test_a_teacher_is_looked_at_before_anything_is_trained(
         rf"digits with 9 images held out, .* digits with 0 images .* {command} data.validation=9\)",
         "data.validation=9",
     )
+    weights = teacher_run / "seed-0" / "checkpoint-00001-000000.safetensors"
+    checkpoints.save(weights.parent, Checkpoint(0, 0, {}, {}))
+    weights.write_bytes(b"damaged")
+    refused(r"is finished with 1 epochs, but its last whole checkpoint is of epoch 0")
     for path in (teacher_run / "seed-0").glob("checkpoint-*"):
         path.unlink()
-    refused("holds its metrics alone")
+    refused(r"no usable checkpoint in .*: none there; or give another")
     study = on_digits("beyond", tmp_path / "out", 1, teacher=None)
     run_study(study, only=["conv"])
     assert trainer.trained == ["conv/seed-0"]

@@ -106,7 +106,13 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
         assert [line["epoch"] for line in lines] == list(range(1, epochs + 1))
         assert json.loads((folder / "result.json").read_text())["epochs"] == epochs
         files = [p.name for p in folder.iterdir() if not p.name.startswith("checkpoint-")]
-        assert sorted(files) == [".lock", "metrics.jsonl", "recipe.json", "result.json"]
+        assert sorted(files) == [
+            ".lock",
+            "metrics.jsonl",
+            "provenance.json",
+            "recipe.json",
+            "result.json",
+        ]
         assert len(checkpoints.available(folder)) == 2
 
 

@@ -271,8 +271,8 @@ def test_lns_killed_in_its_first_epoch_keeps_the_warm_start(
     start: Start, tmp_path: Path, whole: Path, whole_lns: Path, weights_hash: Hash
 ) -> None:
     command = ["train", "digits-lns", *LNS_OVERRIDES, "--out", tmp_path, "--start", whole]
-    # writes 1 to 4: recipe, metrics, and the checkpoint a run begins with
-    assert start(*command, checkpoint_seconds=0, die_at_write=5).wait().code == -signal.SIGKILL
+    # writes 1 to 5: provenance, recipe, metrics, and the checkpoint a run begins with
+    assert start(*command, checkpoint_seconds=0, die_at_write=6).wait().code == -signal.SIGKILL
     assert checkpoints.available(tmp_path / "seed-0") == [(0, 0)]
     done = start(*command, checkpoint_seconds=0).wait()
     assert done.code == 0, done.err

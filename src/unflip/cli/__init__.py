@@ -187,14 +187,15 @@ def train(
         "tensorboard": tensorboard,
         "evaluate_every": evaluate_every,
     }
+    left = bool(loaded.start or loaded.distill) and _unfinished(folder, seeds, how)
     if loaded.start and start is None:
-        start = folder.parent / loaded.start
+        beside = folder.parent / loaded.start
         needed = load_recipe(loaded.start, _fields(loaded, "data", "model"))
-        _train_first(needed, f"{loaded.name} starts from", images, start, seeds, how)
+        start = _train_first(needed, f"{loaded.name} starts from", images, beside, seeds, how, left)
     if loaded.distill and teacher is None:
-        teacher = folder.parent / loaded.distill.teacher
+        beside = folder.parent / loaded.distill.teacher
         needed = load_recipe(loaded.distill.teacher, _fields(loaded, "data"))
-        _train_first(needed, f"{loaded.name} learns from", images, teacher, 1, how)
+        teacher = _train_first(needed, f"{loaded.name} learns from", images, beside, 1, how, left)
     _train(loaded, images, folder, seeds, how, start, teacher)
 
 
@@ -205,16 +206,23 @@ def _fields(recipe: Recipe, *parts: str) -> list[str]:
 
 
 def _train_first(
-    recipe: Recipe, why: str, images: ImageSet, out: Path, seeds: int, how: dict[str, Any]
-) -> None:
-    """Train what another recipe needs, unless it has been."""
-    with distributed.process_group(how["device"]):
-        unfinished = distributed.from_rank_0(_unfinished(out, seeds))
-    if not unfinished:
-        return
-    if _speaks():
-        print(f"{why} {recipe.name}, which is not finished in {out}: first that")
-    _train(recipe, images, out, seeds, how)
+    recipe: Recipe,
+    why: str,
+    images: ImageSet,
+    out: Path,
+    seeds: int,
+    how: dict[str, Any],
+    left: bool,
+) -> Path | None:
+    """Train what another recipe needs, unless it has been: its folder. None where it is gone and nothing is left that
+    needs it."""
+    if _unfinished(out, seeds, how):
+        if not left:
+            return None
+        if _speaks():
+            print(f"{why} {recipe.name}, which is not finished in {out}: first that")
+        _train(recipe, images, out, seeds, how)
+    return out
 
 
 def _speaks() -> bool:
@@ -222,8 +230,11 @@ def _speaks() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _unfinished(folder: Path, seeds: int) -> bool:
-    return any(not (folder / f"seed-{s}" / "result.json").exists() for s in range(seeds))
+def _unfinished(folder: Path, seeds: int, how: dict[str, Any]) -> bool:
+    """Whether a seed is not finished, as rank 0 sees it."""
+    missing = any(not (folder / f"seed-{s}" / "result.json").exists() for s in range(seeds))
+    with distributed.process_group(how["device"]):
+        return bool(distributed.from_rank_0(missing))
 
 
 def _train(

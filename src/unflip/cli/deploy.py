@@ -10,11 +10,13 @@ import typer
 from rich.table import Table
 
 from unflip.cli.app import app, console
+from unflip.data import ImageSet
 from unflip.data import load as load_data
 from unflip.packing.describe import Description, describe
 from unflip.packing.file import read, sha256
 from unflip.packing.images import pack_for
 from unflip.train import checkpoint as checkpoints
+from unflip.train import provenance
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import Recipe
 
@@ -31,10 +33,21 @@ def pack(
     folder = seed_folder(run)
     recipe = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"])
     images = load_data(recipe.data.name, data)
+    _refuse_other_images(folder, recipe.data.of(images))
     model = build_model(recipe, images, seed=0)
     model.load_state_dict(model_state(checkpoints.load_usable(folder).tensors))
     size = pack_for(images, model, out)
     console.print(f"{out}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), from {folder}")
+
+
+def _refuse_other_images(folder: Path, images: ImageSet) -> None:
+    """The file's class names and normalisation are those of the images: of others they would be wrong, and nothing
+    would say so."""
+    given = provenance.read(folder)
+    for part, there, here in provenance.changed(given, images) if given else ():
+        raise ValueError(
+            f"the run in {folder} has {part} {there}, those of --data have {here}: give the images it was trained on"
+        )
 
 
 def seed_folder(run: Path) -> Path:

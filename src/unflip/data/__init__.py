@@ -8,8 +8,11 @@ need them.
 
 from __future__ import annotations
 
+import hashlib
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +85,19 @@ class ImageSet:
             test_labels=self.train_labels[kept:],
         )
 
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """What tells these images from others, wherever they lie: their pixels and labels in order, hashed.
+
+        CIFAR-10 takes a fifth of a second, and reading any set takes longer.
+        """
+        names = textwrap.shorten(", ".join(self.classes), 60, placeholder=" …")
+        return {
+            "training images": _digest(self.train_images, self.train_labels),
+            "test images": _digest(self.test_images, self.test_labels),
+            "classes": f"{len(self.classes)}: {names} ({_hash('/'.join(self.classes).encode())})",
+        }
+
 
 def load(name: str, folder: Path | None = None) -> ImageSet:
     """Load the image set called `name`.
@@ -104,6 +120,19 @@ def load(name: str, folder: Path | None = None) -> ImageSet:
             raise DataError("The data set 'folder' needs folder=, the directory of the images.")
         return load_folder(folder)
     raise DataError(f"name={name!r} is not a known data set; the known ones: {', '.join(KNOWN)}.")
+
+
+def _digest(images: Tensor, labels: Tensor) -> str:
+    size = " × ".join(map(str, images.shape[1:]))
+    parts = (t.cpu().contiguous().numpy().data for t in (images, labels))
+    return f"{len(images):,} of {size} ({_hash(*parts)})"
+
+
+def _hash(*parts: bytes | memoryview) -> str:
+    total = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

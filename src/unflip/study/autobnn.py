@@ -250,19 +250,24 @@ class _Evolution:
         name = "w-" + "-".join(f"{w:g}" for w in widths)
         chosen = _with_widths(self.recipe, widths)
         chosen = chosen.model_copy(update={"name": f"{self.recipe.name}-{name}"})
-        note = self.out / name / "fitness.json"
+        note, images = self.out / name / "fitness.json", self.data.fingerprint
         if note.exists():
             saved = json.loads(note.read_text())
             if saved["recipe"] != chosen.plain():
                 raise ValueError(
                     f"{note.parent} was evaluated with another recipe; choose another folder or remove it"
                 )
+            if saved.get("images", images) != images:
+                raise ValueError(
+                    f"{note.parent} was evaluated on other images: {saved['images']}, these are {images}; choose "
+                    "another folder or remove it"
+                )
             return float(saved["fitness"])
         note.parent.mkdir(parents=True, exist_ok=True)
         value = float(self.fitness(chosen, note.parent))
         if not math.isfinite(value):
             raise TrainingStopped(f"its fitness is {value}")
-        _save(note, {"fitness": value, "recipe": chosen.plain()})
+        _save(note, {"fitness": value, "recipe": chosen.plain(), "images": images})
         return value
 
 

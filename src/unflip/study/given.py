@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from unflip.study import record
 from unflip.study.arm import Arm
 from unflip.train import checkpoint as checkpoints
+from unflip.train import provenance
 from unflip.train.recipe import Data, Recipe, load_recipe, recipe_names
 from unflip.train.runs import seed_folder
-from unflip.train.teacher import shown
 
 
 def check_weights(arm: Arm, runs: Sequence[Path]) -> None:
     """The runs of a baseline trained before have weights that others can start from."""
     for run in runs:
-        if checkpoints.load_latest(run)[0] is None:
+        problem = _unusable(run)
+        if problem:
             raise ValueError(
-                f"--baseline {arm.finished_in}: {run} has no usable checkpoint, only its metrics were kept, and no arm "
-                "can start from those; leave out --baseline to train one"
+                f"--baseline {arm.finished_in}: {problem}; no arm can start from metrics alone: leave out --baseline "
+                "to train one"
             )
+
+
+def _unusable(run: Path) -> str | None:
+    """Why a finished run has no weights to take; None if it has."""
+    try:
+        checkpoints.load_usable(run)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def check_teacher(folder: Path | None, arm: Arm) -> None:
@@ -33,13 +42,15 @@ def check_teacher(folder: Path | None, arm: Arm) -> None:
     if folder is None:
         raise ValueError(f"{wanted}: give its folder as --teacher {otherwise}")
     run = seed_folder(folder, 0)
-    if not record.finished(run) or checkpoints.load_latest(run)[0] is None:
-        kept = "holds its metrics alone" if record.finished(run) else "is not one"
-        raise ValueError(f"{wanted}; --teacher {folder} {kept}: give another {otherwise}")
-    there = Recipe.model_validate(json.loads((run / "recipe.json").read_text())["recipe"]).data
-    if there != arm.recipe.data:
+    if not record.finished(run):
+        raise ValueError(f"{wanted}; --teacher {folder} is not one: give another {otherwise}")
+    problem = _unusable(run)
+    if problem:
+        raise ValueError(f"{wanted}; --teacher {folder}: {problem}; or give another {otherwise}")
+    differ = provenance.other_images(run, arm.recipe)
+    if differ:
         raise ValueError(
-            f"arm {arm.name!r} has data {shown(arm.recipe.data)}, the one in --teacher {folder} has {shown(there)}, "
+            f"arm {arm.name!r} has data {differ[1]}, the one in --teacher {folder} has {differ[0]}, "
             f"and may have seen images that are held out here: give another {otherwise}"
         )
 

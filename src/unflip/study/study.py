@@ -10,6 +10,7 @@ All state is in these files: a study that is killed is run again and goes on.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 from collections.abc import Callable, Sequence
@@ -19,13 +20,14 @@ from typing import Any, Protocol
 
 import torch
 
-from unflip.data import load
+from unflip.data import ImageSet, load
 from unflip.hints import known
 from unflip.study import given, record
 from unflip.study.arm import Arm
 from unflip.study.record import Record
 from unflip.study.report import write_report
 from unflip.study.task import Task, train_jobs
+from unflip.train import provenance
 from unflip.train.loop import Job, check_device
 
 ENGINES = ("together", "pool", "ray")
@@ -143,6 +145,11 @@ class Study:
         teacher = self.teacher if arm.recipe.distill else None
         return [Job(arm.recipe, seed, self.folder(arm), start, teacher) for seed in seeds]
 
+    def jobs_over(self) -> list[Job]:
+        """The runs that are not trained any more."""
+        arms = [(arm, [s for s in self.seeds if self._over(arm, s)]) for arm in self.arms]
+        return [job for arm, seeds in arms for job in self.jobs(arm, seeds)]
+
     def check_folders(self) -> None:
         """Refuse what is in the folders and does not belong there, before anything is trained."""
         for arm in self.arms:
@@ -212,6 +219,8 @@ def run_study(
     chosen = study.only(only) if only else study
     check_device(device)
     chosen.check_folders()
+    images = functools.cache(lambda: load(study.arms[0].recipe.data.name, data))
+    _refuse_others(study.shown(only), images if data else None)
     _say_fewer_seeds(study)
     told = False
 
@@ -221,7 +230,7 @@ def run_study(
     try:
         if chosen.left():
             if engine == "together":
-                _in_this_process(chosen, data, device, at_once, evaluate_every, tell, quiet)
+                _in_this_process(chosen, images(), device, at_once, evaluate_every, tell, quiet)
             else:
                 running = _workers(engine, chosen, workers)
                 _beside_each_other(chosen, data, device, at_once, evaluate_every, running, tell)
@@ -231,6 +240,20 @@ def run_study(
             tell()
     study.out.mkdir(parents=True, exist_ok=True)
     return tell(last=True)
+
+
+def _refuse_others(study: Study, images: Callable[[], ImageSet] | None) -> None:
+    """Runs that are over are shown as they are, so they must be of the images, start and teacher that are given.
+
+    ``images`` are read where a run is over and says what it saw. Without a folder (None) there is nothing to compare:
+    digits and CIFAR-10 are the same everywhere.
+    """
+    over = [job for job in study.jobs_over() if provenance.read(job.folder)]
+    if not over:
+        return
+    seen = over[0].recipe.data.of(images()) if images else None
+    for job in over:
+        provenance.refuse_another(job, seen)
 
 
 def write_tables(study: Study, report: Report = write_report) -> dict[str, Any]:
@@ -265,14 +288,13 @@ def _say_fewer_seeds(study: Study) -> None:
 
 def _in_this_process(
     study: Study,
-    data: Path | None,
+    images: ImageSet,
     device: str | None,
     at_once: int | None,
     evaluate_every: int,
     tell: Callable[[], object],
     quiet: bool,
 ) -> None:
-    images = load(study.arms[0].recipe.data.name, data)
     while batch := next_batch(study.ready(), at_once):
         _say(study, ", ".join(f"{arm.name} ({_seeds(seeds)})" for arm, seeds in batch))
         jobs = [job for arm, seeds in batch for job in study.jobs(arm, seeds)]

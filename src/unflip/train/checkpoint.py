@@ -120,8 +120,18 @@ def load_usable(folder: Path) -> Checkpoint:
             "again: it goes on from there"
         )
     for problem in problems:
-        print(f"warning: {problem}; starting from the checkpoint before it", flush=True)
+        print(f"warning: {problem}; using the checkpoint before it", flush=True)
     return saved
+
+
+def identity(folder: Path) -> str | None:
+    """SHA-256 of a finished run's last checkpoint, as it was written; None where that was not kept."""
+    epochs = json.loads((folder / "result.json").read_text())["epochs"]
+    path = folder / f"{_stem(epochs, 0)}.json"
+    try:
+        return str(json.loads(path.read_text())["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _stem(epoch: int, step: int) -> str:

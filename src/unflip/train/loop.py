@@ -3,6 +3,7 @@
 A run lives in a folder ``OUT/seed-N``:
 
     recipe.json       the recipe with every default filled in, and the seed
+    provenance.json   images, start and teacher (see provenance.py)
     metrics.jsonl     one line an epoch
     checkpoint-*      the last two checkpoints (see checkpoint.py)
     result.json       written last: the run is finished
@@ -27,7 +28,7 @@ from unflip import models
 from unflip.data import ImageSet
 from unflip.methods.lns import set_flip_rates, warm_start
 from unflip.train import checkpoint as checkpoints
-from unflip.train import distributed
+from unflip.train import distributed, provenance
 from unflip.train.batches import Images
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
@@ -37,7 +38,7 @@ from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
 from unflip.train.runs import leave_nothing_behind, lock, recipe_difference, seed_folder
 from unflip.train.seed import Seed
-from unflip.train.teacher import Teacher, load_teacher, shown
+from unflip.train.teacher import Teacher, load_teacher
 from unflip.train.turn import take_turn
 from unflip.train.watch import TrainingStopped
 
@@ -130,10 +131,10 @@ def train_together(
     On a GPU they are branches of one captured graph, which keeps it busy as one small network cannot.
     """
     _refuse_unequal(jobs)
+    _refuse_unused(jobs)
     check_device(device)
     if evaluate_every < 1:
         raise ValueError(f"evaluate_every={evaluate_every} should be at least 1")
-    validation = jobs[0].recipe.data.validation
     with distributed.process_group(device) as chosen:
         how = How(
             torch.device(chosen or ("cuda" if torch.cuda.is_available() else "cpu")),
@@ -145,7 +146,7 @@ def train_together(
             turn if distributed.rank() == 0 else None,  # the others wait for rank 0
             evaluate_every,
         )
-        return _train_in_group(jobs, data.split(validation) if validation else data, how)
+        return _train_in_group(jobs, jobs[0].recipe.data.of(data), how)
 
 
 def check_device(device: str | None) -> None:
@@ -168,8 +169,18 @@ def _refuse_unequal(jobs: Sequence[Job]) -> None:
                 )
 
 
+def _refuse_unused(jobs: Sequence[Job]) -> None:
+    """Where nothing starts from a run or learns from it, naming one is a mistake."""
+    for job in jobs:
+        name = job.recipe.name
+        if job.start is not None and job.recipe.start is None:
+            raise ValueError(f"recipe {name} starts from nothing, but --start is {job.start}")
+        if job.teacher is not None and job.recipe.distill is None:
+            raise ValueError(f"recipe {name} has no teacher, but --teacher is {job.teacher}")
+
+
 def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[str, Any]]:
-    results = distributed.from_rank_0([_finished(job) for job in jobs])
+    results = distributed.from_rank_0([_finished(job, data) for job in jobs])
     waiting = [i for i, result in enumerate(results) if result is None]
     if not waiting:
         return results
@@ -221,8 +232,9 @@ def _side_by_side(
     return [(members, max(common, default=None)) for members, common in groups]
 
 
-def _finished(job: Job) -> dict[str, Any] | None:
-    """The result of a finished run; an error if the folder holds another recipe's."""
+def _finished(job: Job, data: ImageSet) -> dict[str, Any] | None:
+    """The result of a finished run; an error if the folder holds another recipe's, or one of other images, start or
+    teacher."""
     saved = job.folder / "recipe.json"
     if saved.exists():
         there = json.loads(saved.read_text())["recipe"]
@@ -232,6 +244,7 @@ def _finished(job: Job) -> dict[str, Any] | None:
                 f"{job.folder} holds a run of another recipe: {'; '.join(difference)}. "
                 "Choose another --out, or delete that folder."
             )
+        provenance.refuse_another(job, data)
     path = job.folder / "result.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -244,10 +257,6 @@ def _teachers(
     for job in jobs:
         distill, folder = job.recipe.distill, job.teacher
         if distill is None:
-            if folder is not None:
-                raise ValueError(
-                    f"recipe {job.recipe.name} has no teacher, but --teacher is {folder}"
-                )
             continue
         if folder is None:
             raise ValueError(
@@ -273,6 +282,7 @@ def _prepare(
     if distributed.rank() == 0:
         if at is None:  # otherwise a checkpoint brings the weights
             _first_weights(job, model, data, how)
+            provenance.write(job, data)  # not later: what earlier epochs saw is known to no one
         saved = {"recipe": job.recipe.plain(), "seed": job.seed}
         data_bytes = json.dumps(saved, indent=1).encode() + b"\n"
         checkpoints.write_atomically(job.folder / "recipe.json", data_bytes)
@@ -285,7 +295,7 @@ def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None
     """Bring the model to where its first epoch starts."""
     folder = _start_folder(job)
     if folder is not None:
-        _refuse_other_start(job.recipe, folder)
+        _refuse_other_start(job.recipe, folder, data)
         state = checkpoints.load_usable(folder).tensors
         load_start(model, state)
         if isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated":
@@ -302,15 +312,15 @@ def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None
         )
 
 
-def _refuse_other_start(recipe: Recipe, folder: Path) -> None:
-    """Weights that have seen images held out here would make any figure look good; those of another network may fit
-    its tensors and mean nothing."""
-    there = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"])
-    if there.data != recipe.data:
+def _refuse_other_start(recipe: Recipe, folder: Path, data: ImageSet) -> None:
+    """Weights of other images, or of another network: those may fit its tensors and mean nothing."""
+    differ = provenance.other_images(folder, recipe, data)
+    if differ:
         raise ValueError(
-            f"recipe {recipe.name} has data {shown(recipe.data)}, the run it starts from in {folder} has "
-            f"{shown(there.data)}, and may have seen images that are held out here"
+            f"recipe {recipe.name} has data {differ[1]}, the run it starts from in {folder} has "
+            f"{differ[0]}, and may have seen images that are held out here"
         )
+    there = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"])
     theirs, mine = (
         {"name": m.name, **models.all_options(m.name, m.options)}
         for m in (there.model, recipe.model)
@@ -327,8 +337,6 @@ def _start_folder(job: Job) -> Path | None:
     """The finished run that ``recipe.start`` names."""
     recipe, start, seed = job.recipe, job.start, job.seed
     if recipe.start is None:
-        if start is not None:
-            raise ValueError(f"recipe {recipe.name} starts from nothing, but --start is {start}")
         return None
     if start is None:
         raise ValueError(f"recipe {recipe.name} starts from a run of {recipe.start}: give --start")

@@ -22,6 +22,7 @@ from pydantic import (
 
 from unflip import methods, models
 from unflip.data import KNOWN as KNOWN_DATA
+from unflip.data import ImageSet
 from unflip.hints import known
 
 
@@ -48,6 +49,13 @@ class Data(_Part):
     @classmethod
     def _known(cls, value: str) -> str:
         return known(value, KNOWN_DATA, "data set")
+
+    def of(self, images: ImageSet) -> ImageSet:
+        """The images as a run sees them."""
+        return images.split(self.validation) if self.validation else images
+
+    def __str__(self) -> str:
+        return f"{self.name} with {self.validation:,} images held out"
 
 
 class Model(BaseModel):

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from unflip.data import ImageSet
 from unflip.train import checkpoint as checkpoints
+from unflip.train import provenance
 from unflip.train.batches import Images
 from unflip.train.learner import build_model, model_state
-from unflip.train.recipe import Data, Recipe
+from unflip.train.recipe import Recipe
 
 MOST_BYTES = 8 * 2**30
 BATCH = 2000
@@ -87,16 +88,12 @@ def load_teacher(
         )
     saved = json.loads((folder / "recipe.json").read_text())
     there = Recipe.model_validate(saved["recipe"])
-    if there.data != recipe.data:
+    differ = provenance.other_images(folder, recipe, data)
+    if differ:
         raise ValueError(
-            f"recipe {recipe.name} has data {shown(recipe.data)}, its teacher in {folder} {shown(there.data)}: "
+            f"recipe {recipe.name} has data {differ[1]}, its teacher in {folder} {differ[0]}: "
             "it may have been trained on images that are held out here"
         )
     model = build_model(there, data, saved["seed"])
     model.load_state_dict(model_state(checkpoints.load_usable(folder).tensors))
     return Teacher(model, images, device)
-
-
-def shown(data: Data) -> str:
-    """The data in a message about a run that is not to have seen some of them."""
-    return f"{data.name} with {data.validation:,} images held out"

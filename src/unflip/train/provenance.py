@@ -1,0 +1,112 @@
+"""What a run was given besides its recipe: the images, the weights it started from, and its teacher.
+
+``provenance.json`` is written when a run begins. What is compared are contents: a run that is copied goes on on another
+machine, and the folders in the file are for people. Runs of before there was such a file are taken as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unflip.data import ImageSet
+from unflip.train import checkpoint as checkpoints
+from unflip.train.checkpoint import CheckpointError
+from unflip.train.recipe import Recipe
+from unflip.train.runs import seed_folder
+
+if TYPE_CHECKING:
+    from unflip.train.loop import Job
+
+NAME = "provenance.json"
+SEEN = ("training images", "classes")  # what made the weights; test images only measure them
+EVERYTHING = (*SEEN, "test images")
+
+
+def write(job: Job, images: ImageSet) -> None:
+    """Keep what a run that begins now is given."""
+    given: dict[str, Any] = {"images": images.fingerprint}
+    for part, folder, run in _from_elsewhere(job):
+        given[part] = {"folder": str(folder), "sha256": checkpoints.identity(run)}
+    data = json.dumps(given, indent=1, ensure_ascii=False).encode() + b"\n"
+    checkpoints.write_atomically(job.folder / NAME, data)
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What the run in a folder was given, if that is known."""
+    path = folder / NAME
+    try:
+        given: dict[str, Any] = json.loads(path.read_text())
+        return given
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def refuse_another(job: Job, images: ImageSet | None) -> None:
+    """Refuse a job whose folder holds a run that was given something else. ``images`` are as the run sees them; None,
+    and a start or teacher that is not given, are not asked about."""
+    given = read(job.folder)
+    if given is None:
+        return
+    wrong = [
+        f"--data: its {part} are {there}, these are {here}"
+        for part, there, here in (changed(given, images, EVERYTHING) if images else ())
+    ]
+    weights = [other_weights(given, *named) for named in _from_elsewhere(job)]
+    wrong += [text for text in weights if text]
+    if wrong:
+        raise CheckpointError(
+            f"{job.folder} holds a run that was given something else: {'; '.join(wrong)}. "
+            "Choose another --out, or give what it was given."
+        )
+
+
+def changed(
+    given: dict[str, Any], images: ImageSet, parts: tuple[str, ...] = SEEN
+) -> list[tuple[str, str, str]]:
+    """Which parts of these images are not what a run was given, with what they were and are."""
+    pairs = [(part, given["images"].get(part), images.fingerprint[part]) for part in parts]
+    return [(part, there, here) for part, there, here in pairs if there != here]
+
+
+def other_images(
+    folder: Path, recipe: Recipe, images: ImageSet | None = None
+) -> tuple[str, str] | None:
+    """The images of the run in a folder and a recipe's own, where they differ; ``images`` are the latter, if at hand.
+
+    Weights from other images may have seen some that are held out here, which would make any figure look good.
+    """
+    there = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"]).data
+    if there != recipe.data:
+        return str(there), str(recipe.data)
+    given = read(folder)
+    found = changed(given, images) if given and images else []
+    if not found:
+        return None
+    return (
+        "; ".join(f"{part} {theirs}" for part, theirs, _ in found),
+        "; ".join(f"{part} {ours}" for part, _, ours in found),
+    )
+
+
+def _from_elsewhere(job: Job) -> list[tuple[str, Path, Path]]:
+    """Start and teacher of a job, as far as it has them: which, the folder as given, and the run in it."""
+    both = (("start", job.start, job.seed), ("teacher", job.teacher, 0))
+    return [(part, folder, seed_folder(folder, seed)) for part, folder, seed in both if folder]
+
+
+def other_weights(given: dict[str, Any], part: str, folder: Path, run: Path) -> str | None:
+    """How a start or teacher is not the one that was given. Where its weights are no longer kept, nothing tells."""
+    if part not in given:
+        return None
+    there = given[part]
+    was = f"--{part}: it had the weights of {there['folder']} (SHA-256 {there['sha256']:.12}…)"
+    if not (run / "result.json").exists():
+        return f"{was}, and {folder} holds no finished run"
+    here = checkpoints.identity(run)
+    if here in (None, there["sha256"]):
+        return None
+    return f"{was}, {folder} has others ({here:.12}…)"
