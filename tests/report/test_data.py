@@ -331,9 +331,12 @@ def test_command_and_recipe_repeat_the_run(runs, tmp_path):
     [arm] = section["arms"]
     words = arm["command"].split()
     assert words[:3] == ["unflip", "train", "digits-lns"]
-    assert words[-2:] == ["--seeds", "2"]
+    assert words[-4:] == ["--start", str(runs / "digits-dorefa"), "--seeds", "2"]
+    for row in arm["runs"]:
+        assert row["given"].startswith("training images 1,347 of 1 × 8 × 8 (")
+        assert row["given"].endswith(f", start {runs / 'digits-dorefa'}")
     saved = json.loads((runs / "digits-lns" / "seed-0" / "recipe.json").read_text())["recipe"]
-    assert load_recipe("digits-lns", words[3:-2]).plain() == saved
+    assert load_recipe("digits-lns", words[3:-4]).plain() == saved
     (tmp_path / "own.yaml").write_text(arm["yaml"])
     assert load_recipe(tmp_path / "own.yaml").plain() == saved
 
@@ -345,6 +348,7 @@ def test_the_command_of_a_recipe_of_ones_own(runs, tmp_path):
         saved = json.loads(path.read_text())
         saved["recipe"]["name"] = "mine"
         path.write_text(json.dumps(saved))
+        (path.parent / "provenance.json").unlink()  # as of a run of before it was written
     [arm] = report_data([tmp_path / "mine"])["sections"][0]["arms"]
     assert arm["command"] == "unflip train mine.yaml --seeds 2"
     assert arm["own_recipe"] is True
@@ -496,8 +500,34 @@ def test_a_damaged_checkpoint_is_a_note(study, tmp_path):
     for path in (broken / "digits-lns" / "seed-0").glob("checkpoint-*.safetensors"):
         path.write_bytes(path.read_bytes()[:-3])
     entry = report_data([broken])["sections"][0]["signs"][1]
-    assert entry["notes"] == ["Seed 0: no checkpoint of the run is whole."]
+    [note] = entry["notes"]
+    assert note.startswith("Seed 0: no usable checkpoint in ")
     assert entry["kernels"]["seed"] == 1
+
+
+def test_signs_of_an_earlier_epoch_are_not_a_finished_runs(study, tmp_path):
+    broken = tmp_path / "study"
+    shutil.copytree(study, broken)
+    folder = broken / "digits-lns" / "seed-0"
+    last = sorted(folder.glob("checkpoint-*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:-3])
+    assert len(checkpoints.survey(folder)[0]) == 1
+    [note] = report_data([broken])["sections"][0]["signs"][1]["notes"]
+    assert "is finished with 2 epochs, but its last whole checkpoint is of epoch" in note
+
+
+def test_a_baseline_beside_that_is_not_what_a_run_started_from(runs, tmp_path):
+    copied = tmp_path / "runs"
+    shutil.copytree(runs, copied)
+    [same] = report_data([copied / "digits-finetune"])["sections"][0]["signs"]
+    assert [seed["seed"] for seed in same["seeds"]] == [0]
+    shutil.rmtree(copied / "digits-dorefa" / "seed-0")
+    shutil.copytree(copied / "digits-dorefa" / "seed-1", copied / "digits-dorefa" / "seed-0")
+    [other] = report_data([copied / "digits-finetune"])["sections"][0]["signs"]
+    assert other["seeds"] == []
+    assert "the baseline is not what the run started from" in other["notes"][0]
+    chosen = report_data([copied / "digits-finetune"], baseline=copied / "digits-dorefa")
+    assert len(chosen["sections"][0]["signs"][0]["seeds"]) == 1, "someone asked for that one"
 
 
 def test_a_run_that_was_interrupted(runs, tmp_path):
@@ -603,6 +633,7 @@ def test_arms_of_one_name_or_from_nowhere_are_refused(study, tmp_path):
         ("recipe.json", "nothing", "cannot be read as JSON"),
         ("result.json", "{}", "should be a run's result"),
         ("metrics.jsonl", '{"epoch": 1}\n{"ep\n{"epoch": 3}\n', "line 2"),
+        ("provenance.json", '{"images": {}}', "should hold what a run was given"),
     ],
 )
 def test_a_broken_file_of_a_run_is_named(runs, tmp_path, file, text, named):

@@ -10,6 +10,7 @@ from unflip import __version__
 from unflip.report.command import as_yaml, train_command
 from unflip.report.curves import curves, mean_and_std
 from unflip.report.read import (
+    PARTS,
     ReportError,
     Run,
     Study,
@@ -184,7 +185,7 @@ def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dic
             missing.append(row.seed)
         else:
             (unfinished if row.accuracy is None else finished).append(run.metrics)
-        runs.append({**row.model_dump(), **_made_with(run.result if run else None)})
+        runs.append({**row.model_dump(), **_made_with(run)})
     return {
         "name": arm.name,
         "label": arm.label,
@@ -206,9 +207,16 @@ def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dic
     }
 
 
-def _made_with(result: dict[str, Any] | None) -> dict[str, Any]:
-    """Where a run was trained, with what, and when, as far as it says so."""
-    return {key: (result or {}).get(key) for key in ("device", "torch", "unflip", "finished")}
+def _made_with(run: Run | None) -> dict[str, Any]:
+    """Where a run was trained, with what, when, and what it was given, as far as it says so."""
+    result = (run and run.result) or {}
+    given = {key: result.get(key) for key in ("device", "torch", "unflip", "finished")}
+    return {**given, "given": _given(run.given) if run and run.given else None}
+
+
+def _given(given: dict[str, Any]) -> str:
+    parts = [f"{part} {given[part]['folder']}" for part in PARTS if part in given]
+    return ", ".join([f"training images {given['images']['training images']}", *parts])
 
 
 class _Single:
@@ -219,6 +227,7 @@ class _Single:
         self.runs = [read_run(folder) for folder in run_folders(source)]
         self.recipe = self.runs[0].recipe
         self.baseline = baseline or self._beside()
+        self.started_there = baseline is None
 
     def _beside(self) -> Path | None:
         """Where ``unflip train`` puts what a recipe starts from."""
@@ -265,7 +274,7 @@ def _run_section(
         pairs = single.compared()
         if pairs:
             assert single.baseline is not None
-            found = comparison.arm(pairs)
+            found = comparison.arm(pairs, single.started_there)
             changed.append({"arm": number, "baseline": single.baseline.name, **found})
     return {
         "kind": "runs",
@@ -289,7 +298,7 @@ def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
     recipe = single.recipe
     accuracies = [run.result["accuracy"] for run in single.runs if run.result]
     mean, std = mean_and_std(accuracies)
-    command = train_command(recipe, [run.seed for run in single.runs])
+    command = train_command(recipe, [run.seed for run in single.runs], single.runs[0].given or {})
     return {
         "name": recipe["name"],
         "label": str(single.source) if twice else recipe["name"],
@@ -325,7 +334,7 @@ def _run_row(run: Run) -> dict[str, Any]:
         "epochs": result.get("epochs", done),
         "seconds": result.get("seconds"),
         "stopped": None if run.result else unfinished,
-        **_made_with(run.result),
+        **_made_with(run),
     }
 
 

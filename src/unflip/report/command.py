@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from unflip.report.read import PARTS
 from unflip.train.recipe import Recipe, load_recipe, recipe_names
 
 MISSING = object()
@@ -21,13 +22,16 @@ def as_yaml(recipe: dict[str, Any]) -> str:
     )
 
 
-def train_command(recipe: dict[str, Any], seeds: list[int]) -> str:
-    """``unflip train`` with what differs from the shipped recipe of that name, or with a file of one's own."""
+def train_command(recipe: dict[str, Any], seeds: list[int], given: dict[str, Any]) -> str:
+    """``unflip train`` with what differs from the shipped recipe of that name, or with a file of one's own; start and
+    teacher as they were named, where that is known."""
     name = recipe["name"]
     differing = _overrides(recipe) if name in recipe_names() else None
     words = [name, *differing] if differing is not None else [f"{name}.yaml"]
     if recipe["data"]["name"] != "digits":
         words += ["--data", "DIR"]
+    for part in (part for part in PARTS if part in given):
+        words += [f"--{part}", given[part]["folder"]]
     if max(seeds, default=0) > 0:
         words += ["--seeds", str(max(seeds) + 1)]
     return shlex.join(["unflip", "train", *words])

@@ -206,7 +206,7 @@ function testsTable(tests, reference) {
 function runsTable(arm, base) {
   const rows = arm.runs.map((run, i) => {
     const here = `${base}.runs.${i}`;
-    const made = [run.device, run.torch && `torch ${run.torch}`, run.unflip && `unflip ${run.unflip}`, run.finished].filter(Boolean).join(", ");
+    const made = [run.device, run.torch && `torch ${run.torch}`, run.unflip && `unflip ${run.unflip}`, run.finished, run.given].filter(Boolean).join(", ");
     return el("tr", null, el("th", { scope: "row" }, num(`${here}.seed`, "int")),
       el("td", { class: "right" }, run.stopped ? el("span", { class: "quiet stopped" }, run.stopped) : num(`${here}.accuracy`, "fixed2")),
       el("td", { class: "right" }, num(`${here}.best_accuracy`, "fixed2")), el("td", { class: "right" }, num(`${here}.epochs`, "int")),

@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from unflip.train import provenance
+
+PARTS = ("start", "teacher")
 SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 
@@ -113,6 +116,7 @@ class Run:
     metrics: list[dict[str, Any]] = field(repr=False)
     result: dict[str, Any] | None
     stopped: str | None = None  # why, where a study wrote it down
+    given: dict[str, Any] | None = None  # images, start and teacher, where they were written down
 
 
 def read_study(folder: Path) -> Study:
@@ -175,7 +179,21 @@ def read_run(folder: Path) -> Run:
             f"{folder / 'recipe.json'} should hold a recipe and a seed, as 'unflip train' writes them: {error!r}"
         ) from None
     result = _result(folder / "result.json")
-    return Run(folder, recipe, seed, read_metrics(folder), result, _stop_reason(folder))
+    metrics, stopped = read_metrics(folder), _stop_reason(folder)
+    return Run(folder, recipe, seed, metrics, result, stopped, _given(folder / provenance.NAME))
+
+
+def _given(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    given = read_json(path)
+    try:
+        _ = given["images"]["training images"], [given[p]["folder"] for p in PARTS if p in given]
+    except (KeyError, TypeError) as error:
+        raise ReportError(
+            f"{path} should hold what a run was given, as 'unflip train' writes it: {error!r}"
+        ) from None
+    return dict(given)
 
 
 def _result(path: Path) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from unflip.report.curves import rounded
 from unflip.report.read import SEED_FOLDER
 from unflip.ste import sign
 from unflip.train import checkpoint as checkpoints
+from unflip.train import provenance
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import Recipe
 
@@ -46,9 +47,10 @@ def load_network(folder: Path, name: str) -> Network:
     """Build a run's network from its checkpoint; ``name`` is what a note calls it."""
     if not checkpoints.available(folder):
         raise NoWeights(f"{name} has no checkpoint there, only its metrics were kept")
-    saved, _ = checkpoints.load_latest(folder)
-    if saved is None:
-        raise NoWeights(f"no checkpoint of {name} is whole")
+    try:
+        saved = checkpoints.load_usable(folder)
+    except ValueError as error:
+        raise NoWeights(str(error)) from error
     state = model_state(saved.tensors)
     try:
         recipe = Recipe.model_validate(saved.info["recipe"])
@@ -94,13 +96,18 @@ class Comparison:
         self.keep = keep
         self.baselines: dict[Path, dict[str, Tensor]] = {}
 
-    def arm(self, pairs: list[tuple[int, Path, Path | None]]) -> dict[str, Any]:
-        """What the seeds of one arm changed: (seed, its folder, its baseline's folder) for each."""
+    def arm(
+        self, pairs: list[tuple[int, Path, Path | None]], started_there: bool = True
+    ) -> dict[str, Any]:
+        """What the seeds of one arm changed: (seed, its folder, its baseline's folder) for each. ``started_there``: the
+        baseline is what they started from, not one that someone chose."""
         seeds: list[dict[str, Any]] = []
         problems: dict[str, list[int]] = {}
         kernels = None
         for seed, folder, baseline in pairs:
             try:
+                if started_there and baseline is not None:
+                    _refuse_another_start(folder, baseline)
                 counts, layers = self._compared(seed, folder, baseline)
             except NoWeights as problem:
                 problems.setdefault(str(problem), []).append(seed)
@@ -151,6 +158,13 @@ class Comparison:
             if len(before[name]) == 1:  # a weight of several signs has no picture
                 found.append(_layer_kernels(name, layer, before[name][0], self.filters))
         return found
+
+
+def _refuse_another_start(folder: Path, baseline: Path) -> None:
+    given = provenance.read(folder)
+    wrong = provenance.other_weights(given, "start", baseline, baseline) if given else None
+    if wrong:
+        raise NoWeights(f"the baseline is not what the run started from ({wrong})")
 
 
 def _most_changed(filters: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
