@@ -150,6 +150,42 @@ def test_a_stretched_alpha_and_faster_latent_weights(tmp_path: Path) -> None:
     assert fast.method == study.arm("lns").recipe.method
 
 
+def test_labels_stay_true_under_overrides(tmp_path: Path) -> None:
+    """Ten times another rate, or an α stretched by a ρ, follows what the person changed."""
+    changed = ["optimizer.lr=0.02", "method.alpha=2", "method.rho_plus=0.1", "method.rho_minus=0.1"]
+    study = EXPERIMENTS["controls"].study(tmp_path, overrides=changed)
+
+    def method(arm: str) -> dict[str, Any]:
+        found = study.arm(arm).recipe.method
+        assert isinstance(found, dict)
+        return found
+
+    for arm, times in {"lns-fast": 10, "latent-10x": 10, "latent-20x": 20}.items():
+        rates = study.arm(arm).recipe.optimizer
+        assert (rates.lr, rates.latent_lr) == (0.02, pytest.approx(0.02 * times))
+    assert study.arm("mapping-slow").recipe.optimizer.mapping_lr == pytest.approx(0.0002)
+    assert method("stretched-alpha")["alpha"] == pytest.approx(2 / (1 - 2 * 0.1))
+    assert method("stretched-alpha")["rho_plus"] == 0
+    assert method("mapping")["alpha"] == method("residual-still")["alpha"] == 0
+    assert method("lns")["alpha"] == 2
+
+
+def test_faster_is_faster_than_the_arm_would_be_without(tmp_path: Path) -> None:
+    changed = ["optimizer.latent_lr=0.2", "model.shortcut=conv", "schedule={name: constant}"]
+    study = EXPERIMENTS["readings"].study(tmp_path, overrides=changed)
+    assert study.arm("baseline").recipe.optimizer.latent_lr == 0.2
+    assert study.arm("latent-10x").recipe.optimizer.latent_lr == 2
+    labelled = study.arm("baseline").recipe  # "cosine decay, one shortcut a block"
+    assert (labelled.schedule.name, labelled.model.options["shortcut"]) == ("cosine", "block")
+    assert study.arm("conv").recipe.schedule.name == "constant"
+
+
+def test_the_forward_corrections_rho_is_its_labels(tmp_path: Path) -> None:
+    study = EXPERIMENTS["corrections"].study(tmp_path, overrides=["method.rho_plus=0.1"])
+    rates = [study.arm(name).recipe.method["rho_plus"] for name in ("lns", "forward")]  # type: ignore[index]
+    assert rates == [0.1, 0.005]
+
+
 def test_a_mapping_that_stays_zero(tmp_path: Path, on_digits: OnDigits) -> None:
     """In the control, g of W/s + g(W) has no say: the signs are those of W after training as before."""
     study = on_digits("controls", tmp_path, 1)

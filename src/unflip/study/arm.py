@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,11 @@ class Arm:
 
 @dataclass(frozen=True)
 class Draft:
-    """An arm before the person's options: a shipped recipe and what the arm changes in it."""
+    """An arm before the person's options: a shipped recipe and what the arm changes in it.
+
+    ``derived`` gives changes that follow from the rest of the recipe, the person's overrides included: ten times
+    another rate stays ten times that rate. ``keeps`` are fields that the label speaks of and the arm does not change.
+    """
 
     name: str
     label: str
@@ -46,6 +50,8 @@ class Draft:
     start: str | None = None
     paper: Paper | None = None
     x: float | None = None
+    derived: Callable[[Recipe], Sequence[str]] | None = None
+    keeps: tuple[str, ...] = ()
 
 
 def make_arms(
@@ -56,17 +62,22 @@ def make_arms(
 ) -> list[Arm]:
     """The drafts as arms. ``defaults`` are the study's own changes to every recipe, ``overrides`` the person's.
 
-    What an arm is about is not overridden: in a sweep of α, ``method.alpha=1`` would make all arms the same. Options of
-    a method or of the warm start go to the arms that have them. An override that no arm takes is an error.
+    What an arm is about is not overridden: in a sweep of α, ``method.alpha=1`` would make all arms the same, and what
+    a label says would not be so. Options of a method or of the warm start go to the arms that have them. An override
+    that no arm takes is an error.
     """
     taken: set[str] = set()
     arms = []
     for draft in drafts:
         plain = load_recipe(draft.source, [*defaults, *draft.changes])
-        mine = [o for o in overrides if _fits(o, plain) and not _contradicts(o, draft.changes)]
+        mine = [o for o in overrides if _fits(o, plain) and not _contradicts(o, draft)]
         taken.update(mine)
-        named = [f"name={draft.name}"] if draft.changes else []  # no longer what was shipped
-        recipe = load_recipe(draft.source, [*defaults, *draft.changes, *named, *mine])
+        changed = draft.changes or draft.derived
+        named = [f"name={draft.name}"] if changed else []  # no longer what was shipped
+        changes = [*defaults, *draft.changes, *named, *mine]
+        recipe = load_recipe(draft.source, changes)
+        if draft.derived:
+            recipe = load_recipe(draft.source, [*changes, *draft.derived(recipe)])
         models.check_names(recipe.model.name, recipe.model.options)
         arms.append(
             Arm(
@@ -112,9 +123,9 @@ def _fits(override: str, recipe: Recipe) -> bool:
     return True
 
 
-def _contradicts(override: str, changes: Sequence[str]) -> bool:
+def _contradicts(override: str, draft: Draft) -> bool:
     path = override.partition("=")[0]
-    own = [change.partition("=")[0] for change in changes]
+    own = [change.partition("=")[0] for change in (*draft.changes, *draft.keeps)]
     return any(path == p or p.startswith(f"{path}.") or path.startswith(f"{p}.") for p in own)
 
 

@@ -7,7 +7,7 @@ What the paper leaves open is answered by the recipes; see ``docs/lns.md``.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,10 @@ TUNING = ("data.validation=10000",)  # nothing is chosen on test images
 STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
 # a tenth after every quarter, as the paper has it for LNS itself
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
-SLOW = "optimizer.mapping_lr=0.0001"  # a hundredth of the other rates
 STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
 OPEN = ("shortcut", "order", "pixels")  # of the paper's ResNet-20
 TEACHER, STRONGEST = "cifar10-resnet20-teacher", "cifar10-resnet20-strongest"
-ONE_MEAN = "method.reduction=sum"  # over all weights; α is divided by their number
+NO_LOSS = "method.alpha=0.0"  # as the recipe has it: an override must not bring the loss back
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,6 @@ class Experiment:
         words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
         if any(_trained_differently(arm) for arm in arms):  # else the command trains the same one
             words.append("--baseline DIR")
-        one_mean = {draft.name for draft in self.drafts if ONE_MEAN in draft.changes}
-        arms = [_one_mean(arm) if arm.name in one_mean else arm for arm in arms]
         return Study(
             self.name,
             tuple(_comparable(*pair) for pair in zip(arms, self.drafts, strict=True)),
@@ -184,20 +181,40 @@ def _trained(arm: Arm) -> set[int]:
     return {json.loads(result.read_text())["epochs"] for result in results}
 
 
-def _one_mean(arm: Arm) -> Arm:
-    """One mean over all weights is their sum with α over their number, which the network decides."""
-    assert isinstance(arm.recipe.method, dict)
-    method = {
-        **arm.recipe.method,
-        "alpha": arm.recipe.method["alpha"] / _binary_weights(arm.recipe),
-    }
-    return replace(arm, recipe=arm.recipe.model_copy(update={"method": method}))
-
-
 def _binary_weights(recipe: Recipe) -> int:
     with torch.device("meta"):  # shapes are all that counts
         model = models.create(recipe.model.name, "dorefa", **recipe.model.options)
     return sum(layer.weight.numel() for _, layer in binary_layers(model))
+
+
+def _one_mean(recipe: Recipe) -> list[str]:
+    """One mean over all weights is their sum with α over their number, which the network decides."""
+    assert isinstance(recipe.method, dict)
+    alpha = recipe.method["alpha"] / _binary_weights(recipe)
+    return ["method.reduction=sum", f"method.alpha={alpha!r}"]
+
+
+def _stretched(recipe: Recipe) -> list[str]:
+    """α / (1 − 2ρ) in place of ρ, with the α and ρ that LNS has beside it."""
+    assert isinstance(recipe.method, dict)
+    alpha, plus, minus = (recipe.method[name] for name in ("alpha", "rho_plus", "rho_minus"))
+    return [f"method.alpha={alpha / (1 - plus - minus):.6f}", *_rho(0)]
+
+
+def _latent(times: float) -> Callable[[Recipe], list[str]]:
+    """Latent weights so many times faster than they would be."""
+
+    def derived(recipe: Recipe) -> list[str]:
+        rate = recipe.optimizer.latent_lr or recipe.optimizer.lr
+        return [f"optimizer.latent_lr={times * rate:g}"]
+
+    return derived
+
+
+def _slow(recipe: Recipe) -> list[str]:
+    """The mapping at a hundredth of the rate that it would have."""
+    rate = recipe.optimizer.mapping_lr or recipe.optimizer.lr
+    return [f"optimizer.mapping_lr={rate / 100:g}"]
 
 
 def _distill(temperature: float, weight: float) -> str:
@@ -211,9 +228,12 @@ def _after(
     *changes: str,
     paper: Paper | None = None,
     x: float | None = None,
+    derived: Callable[[Recipe], list[str]] | None = None,
 ) -> Draft:
     """An arm that starts from the baseline. A rate at which no sign flips is a finding there, not a fault."""
-    return Draft(name, label, source, (*changes, "allow_no_flips=true"), BASELINE, paper, x)
+    return Draft(
+        name, label, source, (*changes, "allow_no_flips=true"), BASELINE, paper, x, derived
+    )
 
 
 def _rho(value: float) -> tuple[str, str]:
@@ -221,17 +241,17 @@ def _rho(value: float) -> tuple[str, str]:
 
 
 def _finetune_with_latent(times: int) -> Draft:
-    rate = times * load_recipe(FINETUNE).optimizer.lr
     label = f"fine-tuning, latent weights {times} × faster"
-    return _after(f"latent-{times}x", label, FINETUNE, f"optimizer.latent_lr={rate:g}")
+    return _after(f"latent-{times}x", label, FINETUNE, derived=_latent(times))
 
 
 _BASELINE = Draft(BASELINE, "baseline (DoReFa)", DOREFA, paper=Paper(85.06))
 _LNS = _after("lns", "LNS", LNS, paper=Paper(85.56, 0.11, 85.78))
 
 
-def _reading(name: str, label: str, *changes: str) -> Draft:
-    return Draft(name, label, DOREFA, changes, paper=_BASELINE.paper)
+def _reading(name: str, label: str, *changes: str, times: float | None = None) -> Draft:
+    derived = _latent(times) if times else None
+    return Draft(name, label, DOREFA, changes, paper=_BASELINE.paper, derived=derived)
 
 
 READINGS = Experiment(
@@ -239,13 +259,17 @@ READINGS = Experiment(
     "What the paper's baseline may have been",
     "Readings of what the paper leaves open in its baseline (85.06 %): decay, shortcuts, speed of the latent weights.",
     (
-        replace(_BASELINE, label="cosine decay, one shortcut a block"),
+        replace(
+            _BASELINE,
+            label="cosine decay, one shortcut a block",
+            keeps=("schedule", "model.shortcut"),
+        ),
         _reading("step", "decay by steps", STEPS),
         _reading("conv", "one shortcut a convolution", "model.shortcut=conv"),
         _reading("conv-step", "… decay by steps", "model.shortcut=conv", STEPS),
         _reading("conv-quarters", "… decay every quarter", "model.shortcut=conv", QUARTERS),
-        _reading("latent-3x", "latent weights 3 × faster", "optimizer.latent_lr=0.3"),
-        _reading("latent-10x", "latent weights 10 × faster", "optimizer.latent_lr=1.0"),
+        _reading("latent-3x", "latent weights 3 × faster", times=3),
+        _reading("latent-10x", "latent weights 10 × faster", times=10),
     ),
     reference=BASELINE,
 )
@@ -269,6 +293,7 @@ ABLATION = Experiment(
             "mapping",
             "mapping without noisy supervision",
             MAPPING,
+            NO_LOSS,
             paper=Paper(85.36, 0.06, 85.43),
         ),
         _LNS,
@@ -335,19 +360,18 @@ CONTROLS = Experiment(
             "stretched-alpha",
             "ρ = 0, α / (1 − 2ρ)",
             LNS,
-            f"method.alpha={1 / (1 - 2 * RHO):.6f}",
-            *_rho(0),
+            derived=_stretched,
         ),
         _after("after-sign", "loss after the sign", LNS, "method.loss_on=after_sign"),
         _after("frozen-labels", "labels frozen", LNS, "method.labels=frozen"),
         _after("clipped", "clipped gradient", LNS, "method.gradient=clipped"),
         _after("alpha-0.1", "α = 0.1", LNS, "method.alpha=0.1"),
-        _after("one-mean", "one mean over all weights", LNS, ONE_MEAN),
-        _after("lns-fast", "LNS, latent weights 10 × faster", LNS, "optimizer.latent_lr=0.1"),
-        _after("slow", "mapping 100 × slower", LNS, SLOW),
-        _after("mapping", "α = 0", MAPPING),
-        _after("mapping-slow", "α = 0, mapping 100 × slower", MAPPING, SLOW),
-        _after("mapping-still", "α = 0, mapping stays", MAPPING, STAYS),
+        _after("one-mean", "one mean over all weights", LNS, derived=_one_mean),
+        _after("lns-fast", "LNS, latent weights 10 × faster", LNS, derived=_latent(10)),
+        _after("slow", "mapping 100 × slower", LNS, derived=_slow),
+        _after("mapping", "α = 0", MAPPING, NO_LOSS),
+        _after("mapping-slow", "α = 0, mapping 100 × slower", MAPPING, NO_LOSS, derived=_slow),
+        _after("mapping-still", "α = 0, mapping stays", MAPPING, NO_LOSS, STAYS),
         _after("residual", "residual mapping", LNS, "method.mapping=residual"),
         _after(
             "residual-one-mean",
@@ -355,13 +379,20 @@ CONTROLS = Experiment(
             LNS,
             "method.mapping=residual",
             "method.alpha=0.1",
-            ONE_MEAN,
+            derived=_one_mean,
         ),
-        _after("residual-mapping", "residual mapping, α = 0", MAPPING, "method.mapping=residual"),
+        _after(
+            "residual-mapping",
+            "residual mapping, α = 0",
+            MAPPING,
+            NO_LOSS,
+            "method.mapping=residual",
+        ),
         _after(
             "residual-still",
             "residual mapping, α = 0, g stays 0",
             MAPPING,
+            NO_LOSS,
             "method.mapping=residual",
             STAYS,
         ),
@@ -385,7 +416,7 @@ CORRECTIONS = Experiment(
         _BASELINE,
         _after("finetune", "fine-tuning", FINETUNE),
         _LNS,
-        _after("forward", "forward correction, ρ = 0.005", LNS, "method.loss=forward"),
+        _after("forward", "forward correction, ρ = 0.005", LNS, "method.loss=forward", *_rho(RHO)),
         _after("forward-estimated", "forward correction, ρ(|w|) estimated", LNS, *_FORWARD),
         _after(
             "residual-forward",
@@ -404,7 +435,6 @@ CORRECTIONS = Experiment(
     "finetune",
 )
 
-FAST = "optimizer.latent_lr=1.0"  # ten times the rate of everything else
 AFTER = "model.order=conv-bn-prelu"
 MEAN = "model.pixels=mean"
 # ReActNet's learned shifts, with the baseline's weights and gradients
@@ -417,16 +447,17 @@ def _decay(value: float) -> str:
     return f"optimizer.weight_decay={value:f}"
 
 
-def _stronger(name: str, label: str, *changes: str) -> Draft:
-    return Draft(name, label, DOREFA, ("model.shortcut=conv", *changes))
+def _stronger(name: str, label: str, *changes: str, times: float | None = None) -> Draft:
+    derived = _latent(times) if times else None
+    return Draft(name, label, DOREFA, ("model.shortcut=conv", *changes), derived=derived)
 
 
 def _fast(name: str, label: str, *changes: str) -> Draft:
-    return _stronger(f"fast{name}", f"fast{label}", FAST, *changes)
+    return _stronger(f"fast{name}", f"fast{label}", *changes, times=10)
 
 
 def _decayed(name: str, label: str, *changes: str) -> Draft:
-    return _stronger(f"decayed{name}", f"decayed{label}", FAST, _decay(0.0001), *changes)
+    return _stronger(f"decayed{name}", f"decayed{label}", _decay(0.0001), *changes, times=10)
 
 
 BEYOND = Experiment(
@@ -458,8 +489,8 @@ BEYOND = Experiment(
         _stronger(
             "latent-30x",
             "… latent weights 30 × faster, weight decay 0.0001",
-            "optimizer.latent_lr=3.0",
             _decay(0.0001),
+            times=30,
         ),
     ),
     TUNING,
