@@ -46,6 +46,46 @@ def test_finished_runs_are_not_run_again(recipe: Recipe, trainer: Any, tmp_path:
     assert trainer.calls == [["dorefa/seed-0"], ["bireal/seed-0"]]
 
 
+def test_methods_that_were_run_before_stay_in_the_table(
+    recipe: Recipe, trainer: Any, tmp_path: Path
+) -> None:
+    compare(recipe, tmp_path, 1, "dorefa")
+    trainer.stops = {"bireal/seed-0": "the loss is nan"}
+    compare(recipe, tmp_path, 1, "bireal")
+    summary = compare(recipe, tmp_path, 1, "float")
+    assert [arm["name"] for arm in summary["arms"]] == ["float", "bireal", "dorefa"]
+    assert all(arm["memory_bits"] > 0 for arm in summary["arms"])
+    assert json.loads((tmp_path / "study.json").read_text()) == summary
+    rows = (tmp_path / "table.md").read_text()
+    assert all(f"| `{name}` |" in rows for name in ("float", "bireal", "dorefa"))
+    assert trainer.calls == [["dorefa/seed-0"], ["bireal/seed-0"], ["float/seed-0"]]
+
+
+def test_the_table_has_no_method_of_another_recipe(
+    recipe: Recipe, trainer: Any, tmp_path: Path
+) -> None:
+    compare(recipe.model_copy(update={"epochs": 2}), tmp_path, 1, "dorefa")
+    summary = compare(recipe, tmp_path, 1, "bireal")
+    assert [arm["name"] for arm in summary["arms"]] == ["bireal"]
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("method=xnor", "--only"),
+        ("method.inputs=01", "--only"),
+        ("epochs=3", "give --epochs"),
+        ("name=mine", "called after its method"),
+    ],
+)
+def test_what_every_method_replaces_is_not_overridden(
+    recipe: Recipe, tmp_path: Path, override: str, instead: str
+) -> None:
+    with pytest.raises(ValueError, match=f"override '{override}' would change nothing") as caught:
+        study.methods_study(recipe, tmp_path, ["dorefa"], 1, [override])
+    assert instead in str(caught.value)
+
+
 def test_seconds_are_medians_shared_by_the_seeds_side_by_side(
     recipe: Recipe, trainer: Any, tmp_path: Path
 ) -> None:

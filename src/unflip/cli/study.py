@@ -149,7 +149,10 @@ def compare_methods(
         str, typer.Option(help="What to train; its method is replaced.")
     ] = "cifar10-resnet20-dorefa",
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this method (repeat for more).")
+        list[str] | None,
+        typer.Option(
+            help="Only this method (repeat for more); others that are finished stay in the table."
+        ),
     ] = None,
     override: Overrides = None,
     data: Data = None,

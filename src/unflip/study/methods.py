@@ -5,6 +5,7 @@ LNS is left out: it corrects a network that another method has trained, so it ha
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,12 +36,16 @@ def compared() -> list[str]:
 def methods_study(
     recipe: Recipe, out: Path, names: Sequence[str], seeds: int, overrides: Sequence[str] = ()
 ) -> Study:
-    """The recipe with each method in place of its own; ``overrides`` are in it already, and said."""
+    """The recipe with each method in place of its own; ``overrides`` are in it already, and said.
+
+    Beside the methods asked for there are all others: what an earlier command trained in ``out`` stays in the table.
+    """
+    _refuse_replaced(overrides)
     words = ["unflip study methods", f"--recipe {recipe.name}", f"--epochs {recipe.epochs}"]
     command = " ".join([*words, *options(recipe.data.name, seeds, overrides)])
     return Study(
         "methods",
-        tuple(_arm(recipe, name) for name in names),
+        tuple(_arm(recipe, name) for name in dict.fromkeys([*names, "float", *compared()])),
         out,
         tuple(range(seeds)),
         f"{recipe.model.name}, method by method",
@@ -48,6 +53,19 @@ def methods_study(
         f"{recipe.epochs} epochs.",
         overrides=tuple(overrides),
     )
+
+
+def _refuse_replaced(overrides: Sequence[str]) -> None:
+    """A table must not say that something was changed which every method replaces."""
+    instead = {
+        "method": "each method stands in its place; choose some with --only",
+        "epochs": "give --epochs",
+        "name": "each run is called after its method",
+    }
+    for override in overrides:
+        field = override.partition("=")[0].partition(".")[0]
+        if field in instead:
+            raise ValueError(f"override {override!r} would change nothing here: {instead[field]}")
 
 
 def _arm(recipe: Recipe, name: str) -> Arm:
@@ -72,18 +90,20 @@ def study_methods(
 
     Returns what study.json has: as of every study, and memory, FLOPs and seconds of each method besides.
     """
-    images = load(recipe.data.name, data)
     study = methods_study(recipe, out, names, seeds, overrides)
-    costs = {arm.name: _cost(arm, images) for arm in study.arms}
+    images = load(recipe.data.name, data)
+    cost_of = functools.cache(lambda arm: _cost(study.arm(arm), images))
 
     def report(study: Study, last: bool) -> dict[str, Any]:
         summary = summarize(study)
         for arm, found in zip(study.arms, summary["arms"], strict=True):
-            found.update(costs[arm.name], seconds_per_epoch=_seconds(study, arm))
+            found.update(cost_of(arm.name), seconds_per_epoch=_seconds(study, arm))
         write(out, summary, table(summary))
         return summary
 
-    return run_study(study, data, engine=engine, workers=workers, device=device, report=report)
+    return run_study(
+        study, data, only=names, engine=engine, workers=workers, device=device, report=report
+    )
 
 
 def _cost(arm: Arm, images: ImageSet) -> dict[str, float]:
