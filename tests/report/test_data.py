@@ -614,6 +614,7 @@ def test_a_broken_summary_is_named(tmp_path, text, named):
     message = refused(tmp_path)
     assert message.startswith(str(tmp_path / "study.json"))
     assert named in message
+    assert "it is written anew from the runs" in message
 
 
 def test_arms_of_one_name_or_from_nowhere_are_refused(study, tmp_path):
@@ -643,6 +644,7 @@ def test_a_broken_file_of_a_run_is_named(runs, tmp_path, file, text, named):
     message = refused(folder)
     assert str(folder / file) in message
     assert named in message
+    assert "run the same command again" in message or "put it back as it was" in message
 
 
 def test_the_command(unflip, study, tmp_path):

@@ -435,6 +435,27 @@ def test_tables_of_another_recipe_say_the_difference(
         write_tables(on_digits("ablation", tmp_path, 2, "batch_size=64"))
 
 
+@pytest.mark.parametrize("text", ["", '{"seeds": [0, ', "[]", '{"seeds": null}', "{}", "\0\0"])
+def test_a_damaged_summary_is_put_aside_and_written_anew(
+    tmp_path: Path,
+    trainer: Any,
+    on_digits: OnDigits,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+) -> None:
+    study = on_digits("ablation", tmp_path, 1)
+    whole = run_study(study, only=["baseline"])
+    path = tmp_path / "study.json"
+    for again in (lambda: run_study(study, only=["baseline"]), lambda: write_tables(study)):
+        path.write_text(text)
+        assert again() == whole == saved(tmp_path)
+        aside = tmp_path / "study.json.damaged"
+        assert aside.read_text() == text
+        said = capsys.readouterr().out
+        assert f"{path} is damaged" in said
+        assert f"written anew from the runs; the damaged one is now {aside}" in said
+
+
 def test_a_table_that_is_written_over_by_one_of_fewer_seeds(
     tmp_path: Path, trainer: Any, on_digits: OnDigits, capsys: pytest.CaptureFixture[str]
 ) -> None:

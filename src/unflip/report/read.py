@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from unflip.train import provenance
+from unflip.train.saved import WHAT_TO_DO
 
 PARTS = ("start", "teacher")
 SEED_FOLDER = re.compile(r"seed-(\d+)")
@@ -125,7 +126,9 @@ def read_study(folder: Path) -> Study:
     try:
         study = Study.model_validate(read_json(path))
     except ValidationError as error:
-        raise ReportError(f"{path} is not a study's summary: {explain(error)}") from None
+        raise ReportError(
+            f"{path} is not a study's summary: {explain(error)}. {WHAT_TO_DO[path.name]}"
+        ) from None
     names = [arm.name for arm in study.arms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -176,7 +179,8 @@ def read_run(folder: Path) -> Run:
         _ = recipe["name"], recipe["epochs"], recipe["data"]["name"], recipe["method"]
     except (KeyError, TypeError, ValueError) as error:
         raise ReportError(
-            f"{folder / 'recipe.json'} should hold a recipe and a seed, as 'unflip train' writes them: {error!r}"
+            f"{folder / 'recipe.json'} should hold a recipe and a seed, as 'unflip train' writes them: {error!r}. "
+            f"{WHAT_TO_DO['recipe.json']}"
         ) from None
     result = _result(folder / "result.json")
     metrics, stopped = read_metrics(folder), _stop_reason(folder)
@@ -191,7 +195,8 @@ def _given(path: Path) -> dict[str, Any] | None:
         _ = given["images"]["training images"], [given[p]["folder"] for p in PARTS if p in given]
     except (KeyError, TypeError) as error:
         raise ReportError(
-            f"{path} should hold what a run was given, as 'unflip train' writes it: {error!r}"
+            f"{path} should hold what a run was given, as 'unflip train' writes it: {error!r}. "
+            f"{WHAT_TO_DO[path.name]}"
         ) from None
     return dict(given)
 
@@ -201,7 +206,9 @@ def _result(path: Path) -> dict[str, Any] | None:
         return None
     result = read_json(path)
     if not isinstance(result, dict) or not isinstance(result.get("accuracy"), (int, float)):
-        raise ReportError(f"{path} should be a run's result with an accuracy")
+        raise ReportError(
+            f"{path} should be a run's result with an accuracy. {WHAT_TO_DO[path.name]}"
+        )
     return result
 
 
@@ -227,7 +234,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError):
             if number < len(texts):
                 raise ReportError(
-                    f"{path}, line {number}, should be a JSON object with an epoch"
+                    f"{path}, line {number}, should be a JSON object with an epoch; put it back as it was, or take "
+                    "the line out to do without that epoch"
                 ) from None
     return lines
 
@@ -236,4 +244,6 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ReportError(f"{path} cannot be read as JSON: {error}") from None
+        raise ReportError(
+            f"{path} cannot be read as JSON: {error}. {WHAT_TO_DO[path.name]}"
+        ) from None

@@ -30,6 +30,7 @@ from unflip.train import checkpoint as checkpoints
 from unflip.train.learner import build_model
 from unflip.train.loop import TrainingStopped, train
 from unflip.train.recipe import Recipe
+from unflip.train.saved import read_saved
 
 Widths = tuple[float, ...]
 Fitness = Callable[
@@ -252,7 +253,7 @@ class _Evolution:
         chosen = chosen.model_copy(update={"name": f"{self.recipe.name}-{name}"})
         note, images = self.out / name / "fitness.json", self.data.fingerprint
         if note.exists():
-            saved = json.loads(note.read_text())
+            saved = read_saved(note, "recipe", "fitness")
             if saved["recipe"] != chosen.plain():
                 raise ValueError(
                     f"{note.parent} was evaluated with another recipe; choose another folder or remove it"

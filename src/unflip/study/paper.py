@@ -6,7 +6,6 @@ What the paper leaves open is answered by the recipes; see ``docs/lns.md``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from unflip.study import record
 from unflip.study.arm import Arm, Draft, Paper, make_arms, options
 from unflip.study.study import Study
 from unflip.train.recipe import Data, Recipe, load_recipe
+from unflip.train.saved import read_saved
 
 DOREFA, FINETUNE, MAPPING, LNS = (
     f"cifar10-resnet20-{name}" for name in ("dorefa", "finetune", "mapping", "lns")
@@ -178,7 +178,7 @@ def _trained(arm: Arm) -> set[int]:
     if arm.finished_in is None:
         return {arm.recipe.epochs}
     results = arm.finished_in.glob("seed-*/result.json")
-    return {json.loads(result.read_text())["epochs"] for result in results}
+    return {read_saved(result, "epochs")["epochs"] for result in results}
 
 
 def _binary_weights(recipe: Recipe) -> int:

@@ -275,8 +275,7 @@ def _say(study: Study, text: str) -> None:
 
 def _say_fewer_seeds(study: Study) -> None:
     """The table is about to be written over by one of fewer seeds; their runs stay."""
-    path = study.out / "study.json"
-    before = len(json.loads(path.read_text())["seeds"]) if path.exists() else 0
+    before = _seeds_before(study.out / "study.json")
     now = len(study.seeds)
     if before > now:
         print(
@@ -284,6 +283,22 @@ def _say_fewer_seeds(study: Study) -> None:
             f"--seeds {before} shows them again",
             flush=True,
         )
+
+
+def _seeds_before(path: Path) -> int:
+    """Of the table that is there. All in it comes from the runs, so a damaged one stops nobody: it is put aside."""
+    try:
+        return len(json.loads(path.read_text())["seeds"])
+    except FileNotFoundError:
+        return 0
+    except (ValueError, KeyError, TypeError) as error:
+        aside = path.with_name(f"{path.name}.damaged")
+        path.replace(aside)
+        print(
+            f"warning: {path} is damaged ({error!r}). It is written anew from the runs; the damaged one is now {aside}",
+            flush=True,
+        )
+        return 0
 
 
 def _in_this_process(

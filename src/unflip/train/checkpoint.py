@@ -21,6 +21,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from unflip.train.saved import read_saved
+
 KEEP = 2
 _NAME = re.compile(r"checkpoint-(\d+)-(\d+)\.json")
 _ANY_PART = re.compile(r"\.?(checkpoint-\d+-\d+)\.(json|safetensors)(\.part)?")
@@ -113,7 +115,7 @@ def load_usable(folder: Path) -> Checkpoint:
     if saved is None:
         raise ValueError(f"no usable checkpoint in {folder}: {'; '.join(problems) or 'none there'}")
     result = folder / "result.json"
-    if result.exists() and saved.epoch < (epochs := json.loads(result.read_text())["epochs"]):
+    if result.exists() and saved.epoch < (epochs := read_saved(result, "epochs")["epochs"]):
         raise ValueError(
             f"the run in {folder} is finished with {epochs} epochs, but its last whole checkpoint is of epoch "
             f"{saved.epoch} ({'; '.join(problems) or 'later ones are gone'}). Delete its result.json and train it "

@@ -37,6 +37,7 @@ from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe
 from unflip.train.runs import leave_nothing_behind, lock, recipe_difference, seed_folder
+from unflip.train.saved import read_saved
 from unflip.train.seed import Seed
 from unflip.train.teacher import Teacher, load_teacher
 from unflip.train.turn import take_turn
@@ -320,7 +321,7 @@ def _refuse_other_start(recipe: Recipe, folder: Path, data: ImageSet) -> None:
             f"recipe {recipe.name} has data {differ[1]}, the run it starts from in {folder} has "
             f"{differ[0]}, and may have seen images that are held out here"
         )
-    there = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"])
+    there = Recipe.model_validate(read_saved(folder / "recipe.json", "recipe")["recipe"])
     theirs, mine = (
         {"name": m.name, **models.all_options(m.name, m.options)}
         for m in (there.model, recipe.model)
@@ -353,7 +354,7 @@ def _estimate_flip_rates(
     model: nn.Module, folder: Path, state: dict[str, Tensor], data: ImageSet, how: How
 ) -> None:
     """LNS with ``rates: estimated``: fork the baseline, and see which signs disagree."""
-    there = json.loads((folder / "recipe.json").read_text())
+    there = read_saved(folder / "recipe.json", "recipe", "seed")
     recipe = Recipe.model_validate(there["recipe"])
     baseline = build_model(recipe, data, there["seed"])
     load_start(baseline, state)

@@ -15,6 +15,7 @@ from unflip.train import checkpoint as checkpoints
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.recipe import Recipe
 from unflip.train.runs import seed_folder
+from unflip.train.saved import read_saved
 
 if TYPE_CHECKING:
     from unflip.train.loop import Job
@@ -36,13 +37,7 @@ def write(job: Job, images: ImageSet) -> None:
 def read(folder: Path) -> dict[str, Any] | None:
     """What the run in a folder was given, if that is known."""
     path = folder / NAME
-    try:
-        given: dict[str, Any] = json.loads(path.read_text())
-        return given
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    return read_saved(path, "images") if path.exists() else None
 
 
 def refuse_another(job: Job, images: ImageSet | None) -> None:
@@ -79,7 +74,7 @@ def other_images(
 
     Weights from other images may have seen some that are held out here, which would make any figure look good.
     """
-    there = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"]).data
+    there = Recipe.model_validate(read_saved(folder / "recipe.json", "recipe")["recipe"]).data
     if there != recipe.data:
         return str(there), str(recipe.data)
     given = read(folder)

@@ -11,7 +11,6 @@ more than reading it, whatever the teacher's size.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from unflip.train import provenance
 from unflip.train.batches import Images
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import Recipe
+from unflip.train.saved import read_saved
 
 MOST_BYTES = 8 * 2**30
 BATCH = 2000
@@ -86,7 +86,7 @@ def load_teacher(
             f"recipe {recipe.name} learns from a finished run of {recipe.distill.teacher}; {folder} is not one. "
             f"Run: unflip train {recipe.distill.teacher}"
         )
-    saved = json.loads((folder / "recipe.json").read_text())
+    saved = read_saved(folder / "recipe.json", "recipe", "seed")
     there = Recipe.model_validate(saved["recipe"])
     differ = provenance.other_images(folder, recipe, data)
     if differ:

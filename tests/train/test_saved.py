@@ -1,0 +1,108 @@
+"""JSON that was damaged: the error names the file, and what it says to do works."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from unflip.data import ImageSet
+from unflip.train import checkpoint as checkpoints
+from unflip.train import load_recipe, train
+from unflip.train.checkpoint import CheckpointError
+from unflip.train.saved import WHAT_TO_DO, read_saved
+
+TINY = ["model.width=2", "data.validation=1200", "batch_size=64", "epochs=2", "allow_no_flips=true"]
+BASE, TUNED = (load_recipe(name, TINY) for name in ("digits-dorefa", "digits-finetune"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, digits: ImageSet) -> Path:
+    out = tmp_path_factory.mktemp("finished")
+    train(BASE, digits, out, quiet=True, device="cpu", checkpoint_seconds=0)
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A finished run to damage."""
+    return Path(shutil.copytree(finished, tmp_path / "base"))
+
+
+@pytest.mark.parametrize("name", WHAT_TO_DO)
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "Expecting value"),
+        (b'{"recipe": {', "Expecting property name"),
+        (b"[1]", "holds list, not an object"),
+        (b'{"recipe": 1}', "it has no seed"),
+        (b"\xff\xfe", "can't decode byte"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(
+    tmp_path: Path, name: str, data: bytes, why: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        read_saved(path, "recipe", "seed")
+    message = str(caught.value)
+    assert message.startswith(f"{path} is damaged: ")
+    assert why in message
+    assert message.endswith(WHAT_TO_DO[name])
+
+
+def test_a_whole_one_is_read(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"epochs": 3, "accuracy": 90}')
+    assert read_saved(tmp_path / "result.json", "epochs") == {"epochs": 3, "accuracy": 90}
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "result.json"])
+def test_a_start_with_a_damaged_file(
+    run: Path, tmp_path: Path, digits: ImageSet, name: str
+) -> None:
+    path = run / "seed-0" / name
+    path.write_text('{"reci')
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        train(TUNED, digits, tmp_path / "tuned", start=run, quiet=True, device="cpu")
+    assert str(path) in str(caught.value)
+    assert "run the same command again" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "result.json"])
+def test_what_the_message_says_brings_it_back(run: Path, digits: ImageSet, name: str) -> None:
+    folder = run / "seed-0"
+    before = {f: json.loads((folder / f).read_text()) for f in ("recipe.json", "result.json")}
+    metrics = (folder / "metrics.jsonl").read_text()
+    (folder / name).unlink()
+    (folder / "result.json").unlink(missing_ok=True)
+    [result] = train(BASE, digits, run, quiet=True, device="cpu")
+    assert result["accuracy"] == before["result.json"]["accuracy"]
+    assert json.loads((folder / "recipe.json").read_text()) == before["recipe.json"]
+    assert (folder / "metrics.jsonl").read_text() == metrics
+
+
+def test_damaged_metrics_of_a_run_that_lacks_its_result(run: Path, digits: ImageSet) -> None:
+    folder = run / "seed-0"
+    path, result = folder / "metrics.jsonl", folder / "result.json"
+    first, last = path.read_text().splitlines()
+    result.unlink()
+
+    def refused() -> str:
+        with pytest.raises(CheckpointError) as caught:
+            train(BASE, digits, run, quiet=True, device="cpu")
+        return str(caught.value)
+
+    path.write_text(f"{first[:9]}\n{last}\n")
+    assert f"the first line of {path} is damaged" in refused()
+    path.write_text(f"{first}\n{last[:9]}\n")
+    assert f"the last line of {path} is damaged" in refused()
+    epoch, step = checkpoints.available(folder)[-1]
+    for newest in folder.glob(f"checkpoint-{epoch:05d}-{step:06d}.*"):
+        newest.unlink()
+    train(BASE, digits, run, quiet=True, device="cpu")  # what the message says
+    assert result.exists()
+    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 2]
