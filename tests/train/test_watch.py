@@ -53,6 +53,41 @@ def test_no_flips_near_the_highest_rate() -> None:
     assert allowed.problem(14, 2.0, flips=0, latent_moved=True) is None
 
 
+def test_signs_that_a_high_rate_keeps_from_flipping() -> None:
+    """optimizer.lr=1000: latent weights so large that no step turns them. A higher rate is no help there."""
+    problem = watch("optimizer.lr=1000").problem(1, 929.7, flips=0, latent_moved=True)
+    assert problem is not None
+    assert "epoch 2: not one binary weight flipped" in problem
+    assert "the loss is 929.7 (2.303 by guessing)" in problem
+    assert "Lower optimizer.lr (now 1000.0)" in problem
+    assert "Raise" not in problem
+    assert watch("optimizer.lr=1000").problem(1, 929.7, flips=0, latent_moved=False) == problem
+
+
+def test_signs_that_were_thrown_at_first_and_stay() -> None:
+    """optimizer.latent_lr=1e6 at the usual lr: the rest of the network learns, so the loss says nothing."""
+    seen = watch("optimizer.latent_lr=1e6")
+    assert seen.problem(0, 2.46, flips=0.5, latent_moved=True) is None
+    problem = seen.problem(1, 2.1, flips=0, latent_moved=True)
+    assert problem is not None
+    assert "Lower optimizer.lr (now 0.1) or optimizer.latent_lr (now 1000000.0)" in problem
+    usual = watch("optimizer.latent_lr=0.01")
+    assert usual.problem(0, 2.46, flips=0.02, latent_moved=True) is None
+    assert "Raise optimizer.latent_lr" in (usual.problem(1, 2.1, flips=0, latent_moved=True) or "")
+
+
+def test_a_loss_that_began_exploded_is_not_measured_by_its_start() -> None:
+    seen = watch("epochs=20")
+    assert seen.problem(0, 5e17, 0.4, True) is None
+    problem = seen.problem(6, 929.7, 0.01, True)
+    assert problem is not None
+    assert "the loss is 929.7, above 2.303, where it would be by guessing" in problem
+    assert "Lower optimizer.lr" in problem
+    taught = watch("epochs=20", "distill={teacher: digits-float}")
+    assert taught.problem(0, 900.0, 0.4, True) is None
+    assert taught.problem(6, 800.0, 0.01, True) is None, "a teacher's loss has another scale"
+
+
 def test_a_teachers_loss_is_not_measured_by_guessing() -> None:
     """With T² before it, it may be far above log(classes) and fall."""
     seen = watch("epochs=20", "distill={teacher: digits-float}", name="digits-finetune")

@@ -111,8 +111,8 @@ class Seed:
         if distributed.rank() == 0:
             _append(self.metrics, line)
             self._to_tensorboard(line)
-        flips, change = (moved.flips, moved.latent_change != 0) if moved else (None, None)
-        problem = self.watch.problem(epoch, line["loss"], flips, change)
+        moves = None if moved is None else moved.latent_change != 0
+        problem = self.watch.problem(epoch, line["loss"], line.get("flip_rate"), moves)
         # Rank 0 decides: it alone knows how the epoch began, if that was before a restart.
         problem = distributed.from_rank_0(problem)
         if problem:
