@@ -229,6 +229,30 @@ def test_train_then_runs(start: Start, unflip: Start, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["[bold]a[/bold]", "b[/]", ":smile:[c"])
+def test_folders_are_printed_as_they_are_called(unflip: Start, tmp_path: Path, name: str) -> None:
+    """Not as markup or an emoji's name."""
+    out = tmp_path / name
+    recipe = tmp_path / f"{name}.yaml".replace("/", "")
+    recipe.write_text(
+        "{data: {name: digits}, model: {name: resnet20, width: 2}, epochs: 1, optimizer: {lr: 0.1}}"
+    )
+    done = unflip("train", recipe, "method=dorefa", "--out", out)
+    assert done.code == 0, done.err
+    assert f"in {out}" in done.out
+    assert recipe.stem in done.out.splitlines()[-7], "the table's title"
+    assert f"{out}/seed-0" in unflip("runs", tmp_path).out
+    packed = out / "network.unflip"
+    for arguments in (
+        ("pack", out, "-o", packed),
+        ("show", packed),
+        ("bench", packed, "--runs", 1),
+    ):
+        done = unflip(*arguments)
+        assert done.code == 0, done.err
+        assert str(packed) in done.out.replace("\n", "")
+
+
 def test_the_folder_of_a_run_that_is_not_named(unflip: Start) -> None:
     """And a recipe that starts from another trains that first, with the same data and model."""
     shared = ["model.width=2", "data.validation=1200"]

@@ -34,7 +34,7 @@ from unflip.train.recipe import Recipe, load_recipe
 RECIPES = ("digits-float", "digits-dorefa", "digits-finetune", "digits-lns")
 LABELS = ("float network", "binary baseline (DoReFa)", "fine-tuning", "LNS")
 
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, markup=False, emoji=False)  # as unflip.cli.app has it
 
 
 @dataclass(frozen=True)

@@ -14,5 +14,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# In a file or a pipe nothing is wrapped: a row of a table stays one line.
-console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+# In a file or a pipe nothing is wrapped: a row of a table stays one line. Folders may be called [x] or :x:, so there is
+# no markup anywhere.
+console = Console(
+    soft_wrap=True,
+    width=None if sys.stdout.isatty() else 200,
+    markup=False,
+    emoji=False,
+)

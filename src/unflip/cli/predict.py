@@ -43,9 +43,9 @@ def predict(
         if as_json:
             print(json.dumps({"image": str(path), "classes": found}, ensure_ascii=False))
             continue
-        console.print(str(path), highlight=False, markup=False)
+        console.print(str(path), highlight=False)
         for label, probability in found:
-            console.print(f"  {probability:7.2%}  {label}", highlight=False, markup=False)
+            console.print(f"  {probability:7.2%}  {label}", highlight=False)
 
 
 def _loaded(path: Path, threads: int) -> Model:
@@ -147,7 +147,7 @@ def bench(
         shown = ("fused", "") if fused else (f"{row.seconds * 1e6:.1f}", f"{row.share:.1%}")
         table.add_row(row.name, row.kind, *shown)
     console.print(table)
-    console.print(network, markup=False, highlight=False)
+    console.print(network, highlight=False)
     console.print(
         f"batch {batch}: median {median * 1e3:.3f} ms of {runs} runs "
         f"(least {min(seconds) * 1e3:.3f}, most {max(seconds) * 1e3:.3f}), {batch / median:.1f} samples/s"

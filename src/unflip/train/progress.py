@@ -31,7 +31,8 @@ class Progress:
             from rich.progress import Progress as Bar
         except ImportError:
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        text = TextColumn("{task.description}", markup=False)  # a recipe may be called [x]
+        columns = (text, BarColumn(), TimeRemainingColumn())
         self.bar = Bar(*columns, transient=True)
         self.task = self.bar.add_task(self.name, total=float(self.epochs))
 
