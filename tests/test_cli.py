@@ -268,6 +268,60 @@ def test_the_folder_of_a_run_that_is_not_named(unflip: Start) -> None:
     assert "which is not finished" in command.out
 
 
+def write_recipes(folder: Path) -> Path:
+    """tune.yaml, which starts from base.yaml beside it."""
+    folder.mkdir()
+    common = "data: {name: digits, validation: 1200}\nmodel: {name: resnet20, width: 2}\nmethod: dorefa\n"
+    common += "epochs: 1\noptimizer: {lr: 0.01}\nallow_no_flips: true\n"
+    (folder / "base.yaml").write_text(common)
+    (folder / "tune.yaml").write_text(common + "start: base.yaml\n")
+    return folder / "tune.yaml"
+
+
+def test_a_recipe_that_starts_from_a_file_beside_it(unflip: Start, tmp_path: Path) -> None:
+    recipe = write_recipes(tmp_path / "mine")
+    out = tmp_path / "runs" / "tune"
+    done = unflip("train", recipe, "--out", out)  # given from another folder
+    assert done.code == 0, done.err
+    assert "tune starts from base, which is not finished" in done.out
+    assert (tmp_path / "runs" / "base" / "seed-0" / "result.json").exists()
+    saved = json.loads((out / "seed-0" / "recipe.json").read_text())["recipe"]
+    assert saved["start"] == "base.yaml", "as it was written, wherever the files are moved to"
+    page = tmp_path / "page.html"
+    assert unflip("report", out, "-o", page).code == 0
+    assert '"baseline":"base"' in page.read_text(), "its signs are compared with those of its start"
+
+
+def test_a_start_that_is_no_file_or_needs_another_itself(unflip: Start, tmp_path: Path) -> None:
+    recipe = write_recipes(tmp_path / "mine")
+    third = recipe.with_name("third.yaml")
+    third.write_text(recipe.read_text().replace("base.yaml", "tune.yaml"))
+    line = one_line_error(unflip("train", third))
+    assert (
+        "third starts from tune, which is not finished in runs/tune and needs a run of base.yaml"
+        in line
+    )
+    recipe.with_name("base.yaml").unlink()
+    line = one_line_error(unflip("train", recipe))
+    assert f"recipe {recipe}: start names 'base.yaml', but there is no file" in line
+    assert "from the folder of the recipe that names it" in line
+    line = one_line_error(unflip("train", recipe, "start=there.yaml"))
+    assert "there is no recipe file there.yaml" in line, "an override is from where one is"
+
+
+def test_a_finished_run_needs_its_start_no_more(unflip: Start, tmp_path: Path) -> None:
+    recipe = write_recipes(tmp_path / "mine")
+    out = tmp_path / "runs" / "tune"
+    first = unflip("train", recipe, "--out", out)
+    assert first.code == 0, first.err
+    (tmp_path / "runs" / "base").rename(tmp_path / "elsewhere")
+    recipe.with_name("base.yaml").unlink()
+    again = unflip("train", recipe, "--out", out)
+    assert again.code == 0, again.err
+    assert again.out.splitlines()[-7:] == first.out.splitlines()[-7:], "its table"
+    assert not (tmp_path / "runs" / "base").exists()
+
+
 def test_other_files_do_not_disturb_runs(unflip: Start, tmp_path: Path) -> None:
     for name, text in (("a", "{}"), ("b", "[1"), ("c", '{"recipe": {"name": "soup"}}')):
         (tmp_path / name).mkdir()

@@ -26,7 +26,7 @@ from unflip.train import distributed
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.loop import TrainingStopped
 from unflip.train.loop import train as train_recipe
-from unflip.train.recipe import Recipe, load_recipe, recipe_names
+from unflip.train.recipe import Recipe, load_recipe, named_in, recipe_names
 from unflip.train.runs import find_runs
 
 __all__ = ["app", "deploy", "export", "predict", "report", "run", "study"]
@@ -187,15 +187,23 @@ def train(
         "tensorboard": tensorboard,
         "evaluate_every": evaluate_every,
     }
-    left = bool(loaded.start or loaded.distill) and _unfinished(folder, seeds, how)
+    left = bool(loaded.start or loaded.distill) and _unfinished(folder, seeds, device)
     if loaded.start and start is None:
-        beside = folder.parent / loaded.start
-        needed = load_recipe(loaded.start, _fields(loaded, "data", "model"))
-        start = _train_first(needed, f"{loaded.name} starts from", images, beside, seeds, how, left)
+        if left:
+            source = named_in(recipe, "start", loaded.start, overrides)
+            needed = load_recipe(source, _fields(loaded, "data", "model"))
+            start = folder.parent / needed.name
+            _train_first(needed, f"{loaded.name} starts from", images, start, seeds, how)
+        else:
+            start = _still_beside(folder, loaded.start, seeds, device)
     if loaded.distill and teacher is None:
-        beside = folder.parent / loaded.distill.teacher
-        needed = load_recipe(loaded.distill.teacher, _fields(loaded, "data"))
-        teacher = _train_first(needed, f"{loaded.name} learns from", images, beside, 1, how, left)
+        if left:
+            source = named_in(recipe, "distill", loaded.distill.teacher, overrides)
+            needed = load_recipe(source, _fields(loaded, "data"))
+            teacher = folder.parent / needed.name
+            _train_first(needed, f"{loaded.name} learns from", images, teacher, 1, how)
+        else:
+            teacher = _still_beside(folder, loaded.distill.teacher, 1, device)
     _train(loaded, images, folder, seeds, how, start, teacher)
 
 
@@ -205,24 +213,27 @@ def _fields(recipe: Recipe, *parts: str) -> list[str]:
     return [f"{part}.{k}={json.dumps(v)}" for part in parts for k, v in plain[part].items()]
 
 
+def _still_beside(folder: Path, name: str, seeds: int, device: str | None) -> Path | None:
+    """The run that a finished one came from, which is to be the same still; a finished one needs it no more."""
+    out = folder.parent / Path(name).name.removesuffix(".yaml").removesuffix(".yml")
+    return None if _unfinished(out, seeds, device) else out
+
+
 def _train_first(
-    recipe: Recipe,
-    why: str,
-    images: ImageSet,
-    out: Path,
-    seeds: int,
-    how: dict[str, Any],
-    left: bool,
-) -> Path | None:
-    """Train what another recipe needs, unless it has been: its folder. None where it is gone and nothing is left that
-    needs it."""
-    if _unfinished(out, seeds, how):
-        if not left:
-            return None
-        if _speaks():
-            print(f"{why} {recipe.name}, which is not finished in {out}: first that")
-        _train(recipe, images, out, seeds, how)
-    return out
+    recipe: Recipe, why: str, images: ImageSet, out: Path, seeds: int, how: dict[str, Any]
+) -> None:
+    """Train what another recipe needs, unless it has been."""
+    if not _unfinished(out, seeds, how["device"]):
+        return
+    if recipe.start or recipe.distill:
+        other = recipe.start or (recipe.distill and recipe.distill.teacher)
+        raise ValueError(
+            f"{why} {recipe.name}, which is not finished in {out} and needs a run of {other} itself: train it first, "
+            f"with --out {out}"
+        )
+    if _speaks():
+        print(f"{why} {recipe.name}, which is not finished in {out}: first that")
+    _train(recipe, images, out, seeds, how)
 
 
 def _speaks() -> bool:
@@ -230,10 +241,10 @@ def _speaks() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _unfinished(folder: Path, seeds: int, how: dict[str, Any]) -> bool:
-    """Whether a seed is not finished, as rank 0 sees it."""
+def _unfinished(folder: Path, seeds: int, device: str | None) -> bool:
+    """Whether a seed has no result; under torchrun, as rank 0 sees the folder."""
     missing = any(not (folder / f"seed-{s}" / "result.json").exists() for s in range(seeds))
-    with distributed.process_group(how["device"]):
+    with distributed.process_group(device):
         return bool(distributed.from_rank_0(missing))
 
 

@@ -235,7 +235,9 @@ class _Single:
             return None
         seed_itself = (self.source / "recipe.json").is_file()
         above = self.source.absolute().parent
-        return (above.parent if seed_itself else above) / self.recipe["start"]
+        name = Path(self.recipe["start"]).name  # of a recipe, or of a YAML file with one
+        name = name.removesuffix(".yaml").removesuffix(".yml")
+        return (above.parent if seed_itself else above) / name
 
     @property
     def group(self) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 import typing
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -192,6 +193,27 @@ def load_recipe(source: str | Path, overrides: list[str] | None = None) -> Recip
         raise RecipeError(_explain(str(source), error)) from None
 
 
+def named_in(
+    source: str | Path, field: str, name: str, overrides: Sequence[str] | None = None
+) -> str | Path:
+    """What ``load_recipe`` takes for a recipe that another names in ``field``: a shipped one, or a YAML file beside the
+    one that names it. Where an override names it, from where the command is given."""
+    overridden = any(re.match(rf"{field}[=.]", override) for override in overrides or ())
+    if not _is_file(name) or not _is_file(source) or overridden:
+        return name
+    path = Path(source).parent / name
+    if not path.is_file():
+        raise RecipeError(
+            f"recipe {source}: {field} names {name!r}, but there is no file {path}; a path is taken from the folder of "
+            "the recipe that names it"
+        )
+    return path
+
+
+def _is_file(source: str | Path) -> bool:
+    return Path(source).suffix in (".yaml", ".yml")
+
+
 class _Yaml(yaml.SafeLoader):
     """YAML 1.1 reads 1e-3 as a string; people write it as a number."""
 
@@ -205,7 +227,7 @@ _Yaml.add_implicit_resolver(
 
 def _read(source: str | Path) -> dict[str, Any]:
     path = Path(source)
-    if path.suffix in (".yaml", ".yml"):
+    if _is_file(source):
         if not path.is_file():
             raise RecipeError(f"there is no recipe file {path}")
         text, name = path.read_text(encoding="utf-8"), path.stem
