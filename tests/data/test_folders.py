@@ -1,5 +1,6 @@
 """Trees of images, written here with Pillow."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -177,9 +178,17 @@ def test_a_missing_folder_shows_the_layout(tmp_path: Path) -> None:
         load_folder(tmp_path)
 
 
+def test_one_class_alone_is_refused(tree: Path) -> None:
+    for part in ("train", "test"):
+        shutil.rmtree(tree / part / "dog")
+    with pytest.raises(DataError, match=r"train holds one class alone, 'cat'.*two are the least"):
+        load_folder(tree)
+
+
 def test_images_of_one_colour_are_refused(tmp_path: Path) -> None:
     for part in ("train", "test"):
-        save(tmp_path / part / "cat/a.png", np.zeros((4, 4, 3), dtype=np.uint8))
+        for name in ("cat", "dog"):
+            save(tmp_path / part / name / "a.png", np.zeros((4, 4, 3), dtype=np.uint8))
     with pytest.raises(DataError, match=r"std=.* must be positive"):
         load_folder(tmp_path)
 

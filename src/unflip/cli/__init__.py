@@ -177,10 +177,13 @@ def train(
 
     A recipe that starts from another one (LNS from its baseline), or learns from one as its teacher, trains that
     first if it has not been.
+
+    Images of your own: data.name=folder data.size=32 --data DIR, with DIR/train/CLASS/*.png and DIR/test/CLASS/*.png;
+    data.size brings them to one size.
     """
     loaded = load_recipe(recipe, overrides)
     folder = out or Path("runs") / loaded.name
-    images = load_data(loaded.data.name, data)
+    images = load_data(loaded.data.name, data, loaded.data.size)
     how: dict[str, Any] = {
         "device": device,
         "eager": eager,

@@ -32,7 +32,7 @@ def pack(
     """Pack a trained network into one file that runs without torch."""
     folder = seed_folder(run)
     recipe = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"])
-    images = load_data(recipe.data.name, data)
+    images = load_data(recipe.data.name, data, recipe.data.size)
     _refuse_other_images(folder, recipe.data.of(images))
     model = build_model(recipe, images, seed=0)
     model.load_state_dict(model_state(checkpoints.load_usable(folder).tensors))

@@ -76,6 +76,9 @@ def evaluate(
         str, typer.Argument(help="Whose test images: cifar10, digits, or folder (with --data).")
     ],
     data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Of a folder's images: the recipe's data.size.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, help="0: as many as there are cores.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
@@ -86,7 +89,7 @@ def evaluate(
     from unflip.data import load as load_images  # needs torch, which running a network does not
 
     network = _classifier(model, threads)
-    images = load_images(dataset, data)
+    images = load_images(dataset, data, size)
     _refuse_others(network, model, images, dataset)
     seconds, right = 0.0, 0
     pixels, labels = images.test_images.numpy(), images.test_labels.numpy()

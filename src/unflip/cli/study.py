@@ -211,6 +211,6 @@ def search_widths(
     replaced = methods.resolve(method).options()
     chosen = load_recipe(recipe, [f"epochs={epochs}"]).model_copy(update={"method": replaced})
     search = Search(population, generations, budget, seed=seed)
-    images = load_data(chosen.data.name, data)
+    images = load_data(chosen.data.name, data, chosen.data.size)
     evolve(chosen, images, out, search=search, device=device)
     _show(out)

@@ -99,12 +99,15 @@ class ImageSet:
         }
 
 
-def load(name: str, folder: Path | None = None) -> ImageSet:
+def load(name: str, folder: Path | None = None, size: int | None = None) -> ImageSet:
     """Load the image set called `name`.
 
     "digits" ships with scikit-learn and needs no folder; "cifar10" has a default folder (see
-    `unflip.data.cifar.load_cifar10`); "folder" is a tree of images and needs one.
+    `unflip.data.cifar.load_cifar10`); "folder" is a tree of images and needs one, and takes a `size` (see
+    `unflip.data.folders.load_folder`).
     """
+    if size is not None and name in KNOWN and name != "folder":
+        raise DataError(f"size={size} is for the data set 'folder'; images of {name!r} have one.")
     if name == "digits":
         from unflip.data.digits import load_digits
 
@@ -117,8 +120,10 @@ def load(name: str, folder: Path | None = None) -> ImageSet:
         from unflip.data.folders import load_folder
 
         if folder is None:
-            raise DataError("The data set 'folder' needs folder=, the directory of the images.")
-        return load_folder(folder)
+            raise DataError(
+                "The data set 'folder' needs folder=, the directory of the images (--data DIR)."
+            )
+        return load_folder(folder, size)
     raise DataError(f"name={name!r} is not a known data set; the known ones: {', '.join(KNOWN)}.")
 
 

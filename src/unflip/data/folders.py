@@ -43,6 +43,11 @@ def load_folder(folder: Path, size: int | None = None) -> ImageSet:
     folder = Path(folder).expanduser()
     train, test = _parts(folder)
     classes = _classes(train)
+    if len(classes) == 1:
+        raise DataError(
+            f"{train} holds one class alone, {classes[0]!r}: nothing to tell apart. Each class has a folder of "
+            "its own there, and two are the least."
+        )
     listings = _listing(train, classes), _listing(test, classes)
     shape = _shape(listings[0][0][1], size)
     train_images, train_labels = _read(listings[0], shape, size)
@@ -129,7 +134,8 @@ def _read(listing: Listing, shape: tuple[int, int], size: int | None) -> tuple[T
         if pixels.shape[:2] != shape:
             raise DataError(
                 f"{path} is {pixels.shape[1]}×{pixels.shape[0]} pixels, but the first training "
-                f"image is {shape[1]}×{shape[0]}. Give size= to bring all images to one size."
+                f"image is {shape[1]}×{shape[0]}. Give size= (in a recipe, data.size) to bring all "
+                "images to one size."
             )
         images[index] = torch.from_numpy(pixels).permute(2, 0, 1)
     return images, torch.tensor([label for label, _ in listing], dtype=torch.int64)

@@ -91,7 +91,7 @@ def study_methods(
     Returns what study.json has: as of every study, and memory, FLOPs and seconds of each method besides.
     """
     study = methods_study(recipe, out, names, seeds, overrides)
-    images = load(recipe.data.name, data)
+    images = load(recipe.data.name, data, recipe.data.size)
     cost_of = functools.cache(lambda arm: _cost(study.arm(arm), images))
 
     def report(study: Study, last: bool) -> dict[str, Any]:

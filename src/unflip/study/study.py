@@ -219,7 +219,8 @@ def run_study(
     chosen = study.only(only) if only else study
     check_device(device)
     chosen.check_folders()
-    images = functools.cache(lambda: load(study.arms[0].recipe.data.name, data))
+    wanted = study.arms[0].recipe.data
+    images = functools.cache(lambda: load(wanted.name, data, wanted.size))
     _refuse_others(study.shown(only), images if data else None)
     _say_fewer_seeds(study)
     told = False

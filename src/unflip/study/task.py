@@ -23,7 +23,8 @@ class Task:
     evaluate_every: int = 1
 
     def run(self) -> None:
-        images = load(self.jobs[0].recipe.data.name, self.data)
+        wanted = self.jobs[0].recipe.data
+        images = load(wanted.name, self.data, wanted.size)
         train_jobs(self.jobs, images, self.device, self.turn, evaluate_every=self.evaluate_every)
 
 

@@ -55,14 +55,31 @@ def divergence(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
 
 def build_model(recipe: Recipe, data: ImageSet, seed: int) -> nn.Module:
     """The recipe's network for these data; the same seed gives the same weights on any device."""
-    options = dict(recipe.model.options)
-    channels = data.train_images.shape[1]
-    if channels != models.input_shape(recipe.model.name)[0]:
-        options.setdefault("in_channels", channels)
-    options.setdefault("num_classes", len(data.classes))
+    options = {**recipe.model.options, **_shape_options(recipe, data)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return models.create(recipe.model.name, recipe.method, **options)
+
+
+def _shape_options(recipe: Recipe, data: ImageSet) -> dict[str, int]:
+    """What the images decide of a network. A recipe that has it otherwise would fail far from here, or in the loss."""
+    channels, height, width = data.train_images.shape[1:]
+    decided = {"in_channels": channels, "num_classes": len(data.classes), "image_size": height}
+    known = models.all_options(recipe.model.name, {})
+    decided = {name: value for name, value in decided.items() if name in known}
+    for name, value in decided.items():
+        given = recipe.model.options.get(name, value)
+        if given != value:
+            raise ValueError(
+                f"recipe {recipe.name} has model.{name}={given}, but {recipe.data.name} has {len(data.classes)} "
+                f"classes and images of {channels}×{height}×{width}: leave it out, or give {value}"
+            )
+    if "image_size" in decided and height != width:
+        raise ValueError(
+            f"recipe {recipe.name}: {recipe.model.name} takes square images, and those of {recipe.data.name} are "
+            f"{height}×{width}"
+        )
+    return decided
 
 
 class Learner:

@@ -16,8 +16,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -41,10 +43,12 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Data(_Part):
-    """Which images. ``validation`` holds that many training images out *as the test set*."""
+    """Which images. ``validation`` holds that many training images out *as the test set*. ``size``, of a folder's
+    images: the shorter side is resized to it and the centre cut out; without, all have one size."""
 
     name: str
     validation: Annotated[int, Field(ge=0)] = 0
+    size: Count | None = None
 
     @field_validator("name")
     @classmethod
@@ -56,7 +60,19 @@ class Data(_Part):
         return images.split(self.validation) if self.validation else images
 
     def __str__(self) -> str:
-        return f"{self.name} with {self.validation:,} images held out"
+        size = "" if self.size is None else f" of size {self.size}"
+        return f"{self.name}{size} with {self.validation:,} images held out"
+
+    @model_validator(mode="after")
+    def _size_is_of_folders(self) -> Data:
+        if self.size is not None and self.name != "folder":
+            raise ValueError(f"size is for the data set 'folder', and the name is {self.name!r}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_no_size(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Recipes of other data sets are written as before there was a size."""
+        return {k: v for k, v in values(self).items() if (k, v) != ("size", None)}
 
 
 class Model(BaseModel):
