@@ -13,6 +13,7 @@ from unflip.methods.base import (
     BinaryWeight,
     InputBinarizer,
     Method,
+    Numbers,
     WeightBinarizer,
     can_be_read,
     check_shapes,
@@ -146,10 +147,18 @@ class BinaryLayer(nn.Module):
             unexpected_keys,
             error_msgs,
         )
+        if (
+            not self.weight.is_meta
+        ):  # load_state_dict(state, assign=True) brings tensors, and numbers are no state
+            for module in self.modules():
+                if isinstance(module, Numbers):
+                    module.leave_meta(self.weight.device)
 
     def _foreign_state(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
     ) -> str | None:
+        """What is wrong with a state dict. Without torch's metadata (safetensors keeps tensors alone) a method is known
+        by the names of what its binarizers keep; methods that keep nothing, or the same, cannot be told apart."""
         if prefix + "bits" in state_dict:
             return "is of a frozen model, which has no latent weights"
         made_with = local_metadata.get("method")

@@ -377,6 +377,23 @@ def test_what_is_no_state_is_right_after_the_meta_device(method: str) -> None:
         assert torch.equal(buffer, expected[name]), name
 
 
+@every_method
+def test_a_model_of_the_meta_device_takes_over_a_state_dict(method: str) -> None:
+    """``assign=True`` puts the state dict's own tensors in; what is no state has to follow them."""
+    source = binary_net(method).eval()
+    with torch.device("meta"):
+        model = float_net()
+    unflip.binarize(model, method, quiet=True).eval()
+    state = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    expected = dict(source.named_buffers())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, expected[name]), name
+    x = images()
+    assert torch.equal(model(x), source(x))
+    unflip.start_epoch(model, 1, 2)
+
+
 def test_loading_a_state_dict_keeps_the_epochs_numbers() -> None:
     model = binary_net("irnet")
     unflip.start_epoch(model, 3, 4)

@@ -124,6 +124,13 @@ class Numbers(nn.Module):
         self.numbers[name] = value
         self.get_buffer(name).fill_(value)
 
+    def leave_meta(self, device: torch.device) -> None:
+        """Make those buffers on ``device`` that are on the meta device, where they have no values."""
+        for name, value in self.numbers.items():
+            buffer = self.get_buffer(name)
+            if buffer.is_meta:
+                self._buffers[name] = torch.full_like(buffer, value, device=device)
+
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
         for name, value in self.numbers.items():
