@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from unflip.cli.deploy import pack
 from unflip.data import ImageSet
+from unflip.study import record
 from unflip.train import checkpoint as checkpoints
 from unflip.train import load_recipe, train
 from unflip.train.checkpoint import CheckpointError
@@ -70,6 +73,31 @@ def test_a_start_with_a_damaged_file(
         train(TUNED, digits, tmp_path / "tuned", start=run, quiet=True, device="cpu")
     assert str(path) in str(caught.value)
     assert "run the same command again" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+@pytest.mark.parametrize("name", ["recipe.json", "result.json", "stopped.json"])
+def test_whoever_reads_it_names_it(run: Path, digits: ImageSet, name: str, text: str) -> None:
+    path = run / "seed-0" / name
+    path.write_text(text)
+    readers: dict[str, list[Callable[[], object]]] = {
+        "recipe.json": [
+            lambda: train(BASE, digits, run, quiet=True, device="cpu"),
+            lambda: record.difference(path.parent, BASE),
+            lambda: pack(run, run / "network.unflip"),
+        ],
+        "result.json": [
+            lambda: train(BASE, digits, run, quiet=True, device="cpu"),
+            lambda: record.read(path.parent, 0),
+        ],
+        "stopped.json": [lambda: record.stop_reason(path.parent)],
+    }
+    if name == "stopped.json":
+        (path.parent / "result.json").unlink()
+    for reads in readers[name]:
+        with pytest.raises(ValueError, match="is damaged") as caught:
+            reads()
+        assert str(caught.value).startswith(str(path))
 
 
 @pytest.mark.parametrize("name", ["recipe.json", "result.json"])

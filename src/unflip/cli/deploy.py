@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from unflip.train import checkpoint as checkpoints
 from unflip.train import provenance
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import Recipe
+from unflip.train.saved import read_saved
 
 
 @app.command()
@@ -31,7 +31,7 @@ def pack(
 ) -> None:
     """Pack a trained network into one file that runs without torch."""
     folder = seed_folder(run)
-    recipe = Recipe.model_validate(json.loads((folder / "recipe.json").read_text())["recipe"])
+    recipe = Recipe.model_validate(read_saved(folder / "recipe.json", "recipe")["recipe"])
     images = load_data(recipe.data.name, data, recipe.data.size)
     _refuse_other_images(folder, recipe.data.of(images))
     model = build_model(recipe, images, seed=0)

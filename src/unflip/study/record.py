@@ -11,6 +11,7 @@ from unflip.train import checkpoint as checkpoints
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.recipe import Recipe
 from unflip.train.runs import recipe_difference
+from unflip.train.saved import read_saved
 
 STOPPED = "stopped.json"  # beside the run's other files: it is not run again
 
@@ -36,7 +37,7 @@ def stop_reason(folder: Path) -> str | None:
     note = folder / STOPPED
     if not note.exists() or finished(folder):
         return None
-    return str(json.loads(note.read_text())["reason"])
+    return str(read_saved(note, "reason")["reason"])
 
 
 def note_stop(folder: Path, reason: str) -> None:
@@ -50,7 +51,7 @@ def read(folder: Path, seed: int) -> Record | None:
     metrics = metrics_of(folder)
     best = max((m["accuracy"] for m in metrics if m["accuracy"] is not None), default=None)
     if finished(folder):
-        result = json.loads((folder / "result.json").read_text())
+        result = read_saved(folder / "result.json", "accuracy", "epochs", "seconds")
         last = float(result["accuracy"])
         best = last if best is None else max(best, last)
         return Record(seed, last, best, result["epochs"], result["seconds"])
@@ -78,7 +79,7 @@ def difference(folder: Path, recipe: Recipe) -> list[str]:
     saved = folder / "recipe.json"
     if not saved.exists():
         return []
-    return recipe_difference(json.loads(saved.read_text())["recipe"], recipe.plain())
+    return recipe_difference(read_saved(saved, "recipe")["recipe"], recipe.plain())
 
 
 def refuse_another_recipe(folder: Path, recipe: Recipe) -> None:

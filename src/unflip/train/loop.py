@@ -238,7 +238,7 @@ def _finished(job: Job, data: ImageSet) -> dict[str, Any] | None:
     teacher."""
     saved = job.folder / "recipe.json"
     if saved.exists():
-        there = json.loads(saved.read_text())["recipe"]
+        there = read_saved(saved, "recipe")["recipe"]
         difference = recipe_difference(there, job.recipe.plain())
         if difference:
             raise CheckpointError(
@@ -247,7 +247,7 @@ def _finished(job: Job, data: ImageSet) -> dict[str, Any] | None:
             )
         provenance.refuse_another(job, data)
     path = job.folder / "result.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_saved(path, "accuracy", "epochs") if path.exists() else None
 
 
 def _teachers(
