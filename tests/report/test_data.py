@@ -644,7 +644,7 @@ def test_a_broken_file_of_a_run_is_named(runs, tmp_path, file, text, named):
     message = refused(folder)
     assert str(folder / file) in message
     assert named in message
-    assert "run the same command again" in message or "put it back as it was" in message
+    assert "run the same command again" in message or "put it back as it was" in message.lower()
 
 
 def test_the_command(unflip, study, tmp_path):

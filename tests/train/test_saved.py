@@ -113,21 +113,16 @@ def test_what_the_message_says_brings_it_back(run: Path, digits: ImageSet, name:
     assert (folder / "metrics.jsonl").read_text() == metrics
 
 
-def test_damaged_metrics_of_a_run_that_lacks_its_result(run: Path, digits: ImageSet) -> None:
+def test_a_damaged_last_line_of_a_run_that_lacks_its_result(run: Path, digits: ImageSet) -> None:
     folder = run / "seed-0"
     path, result = folder / "metrics.jsonl", folder / "result.json"
     first, last = path.read_text().splitlines()
     result.unlink()
 
-    def refused() -> str:
-        with pytest.raises(CheckpointError) as caught:
-            train(BASE, digits, run, quiet=True, device="cpu")
-        return str(caught.value)
-
-    path.write_text(f"{first[:9]}\n{last}\n")
-    assert f"the first line of {path} is damaged" in refused()
     path.write_text(f"{first}\n{last[:9]}\n")
-    assert f"the last line of {path} is damaged" in refused()
+    with pytest.raises(CheckpointError) as caught:
+        train(BASE, digits, run, quiet=True, device="cpu")
+    assert f"{path} has no line of epoch 2" in str(caught.value)
     epoch, step = checkpoints.available(folder)[-1]
     for newest in folder.glob(f"checkpoint-{epoch:05d}-{step:06d}.*"):
         newest.unlink()

@@ -128,7 +128,7 @@ def load_usable(folder: Path) -> Checkpoint:
 
 def identity(folder: Path) -> str | None:
     """SHA-256 of a finished run's last checkpoint, as it was written; None where that was not kept."""
-    epochs = json.loads((folder / "result.json").read_text())["epochs"]
+    epochs = read_saved(folder / "result.json", "epochs")["epochs"]
     path = folder / f"{_stem(epochs, 0)}.json"
     try:
         return str(json.loads(path.read_text())["sha256"])

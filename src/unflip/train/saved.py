@@ -10,7 +10,7 @@ _AGAIN = "and run the same command again: the run goes on from its last checkpoi
 WHAT_TO_DO = {
     "recipe.json": f"Delete it, and result.json beside it if there is one, {_AGAIN}",
     "result.json": f"Delete it {_AGAIN}",
-    "provenance.json": "Delete it, and nobody asks any more whether the run was given the same",
+    "provenance.json": "Put it back as it was, or delete it: then nobody asks whether the run was given the same",
     "stopped.json": "Delete it, and the run is tried again",
     "study.json": "Run the study's command again (--tables-only trains nothing): it is written anew from the runs",
     "fitness.json": "Delete it, and the candidate is evaluated again",
