@@ -130,10 +130,10 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
         assert arm["std"] == statistics.stdev(values)
         assert arm["best"] == max(values)
         assert [run["best_accuracy"] for run in arm["runs"]] == [value + 1 for value in values]
-    assert len(saved["tests"]) == 21
+    assert len(saved["tests"]) == 28
     assert all(list(t) == ["a", "b", "difference", "t", "df", "p"] for t in saved["tests"])
-    assert len(saved["paired"]) == 21, "all start from the baseline"
-    assert len(saved["holm"]) == 6
+    assert len(saved["paired"]) == 28, "all start from the baseline"
+    assert len(saved["holm"]) == 7
     command = saved["arms"][1]["command"]
     assert command.startswith("unflip study ablation --seeds 2 --override data.name=digits")
     assert command.endswith("--only finetune-0.01")

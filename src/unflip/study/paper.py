@@ -31,6 +31,8 @@ RHOS = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2)
 TUNING = ("data.validation=10000",)  # nothing is chosen on test images
 # 70, 90 and 110 of 120 epochs, as the paper has it for ImageNet
 STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
+# as ResNet-20 was published (He et al., CVPR 2016: after 32k and 48k of 64k steps)
+HALF = "schedule={name: step, at: [200, 300], factor: 0.1}"
 # a tenth after every quarter, as the paper has it for LNS itself
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
 STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
@@ -267,6 +269,7 @@ READINGS = Experiment(
         _reading("step", "decay by steps", STEPS),
         _reading("conv", "one shortcut a convolution", "model.shortcut=conv"),
         _reading("conv-step", "… decay by steps", "model.shortcut=conv", STEPS),
+        _reading("conv-half", "… decay at 1/2 and 3/4", "model.shortcut=conv", HALF),
         _reading("conv-quarters", "… decay every quarter", "model.shortcut=conv", QUARTERS),
         _reading("latent-3x", "latent weights 3 × faster", times=3),
         _reading("latent-10x", "latent weights 10 × faster", times=10),
@@ -289,6 +292,8 @@ ABLATION = Experiment(
         ),
         _after("finetune-0.001", "fine-tuning, lr 0.001", FINETUNE, "optimizer.lr=0.001"),
         _after("finetune-0.0001", "fine-tuning, lr 0.0001", FINETUNE, "optimizer.lr=0.0001"),
+        # what training everything but the signs gives: the control of a mapping that keeps them
+        _after("finetune-still", "fine-tuning, signs stay", FINETUNE, "optimizer.latent_lr=1e-30"),
         _after(
             "mapping",
             "mapping without noisy supervision",
