@@ -16,7 +16,7 @@ from scipy import stats
 
 from unflip import __version__
 from unflip.study.arm import Paper
-from unflip.study.figures import _by_epoch, draw
+from unflip.study.figures import _by_epoch, _interval, draw
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study, run_study, write_tables
 from unflip.study.summary import holm, paired, seed_by_seed, welch
@@ -115,7 +115,7 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "study.json").read_text())
     assert list(saved) == [
         *("study", "unflip", "title", "data", "evaluated_on", "epochs_note", "epochs_scale"),
-        *("overrides", "seeds", "arms", "tests", "paired", "holm"),
+        *("overrides", "seeds", "reference", "arms", "tests", "paired", "holm"),
     ]
     assert (saved["study"], saved["unflip"], saved["data"]) == ("ablation", __version__, "digits")
     assert (saved["evaluated_on"], saved["seeds"]) == ("test", [0, 1])
@@ -236,9 +236,9 @@ def test_the_table_has_both_tests(trainer: Any, on_digits: OnDigits, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "figures"),
     [
-        ("ablation", ["accuracy", "flips", "loss"]),
-        ("alpha", ["accuracy", "alpha", "flips", "loss"]),
-        ("sota", ["accuracy", "flips", "loss"]),
+        ("ablation", ["accuracy", "differences", "flips", "loss"]),
+        ("alpha", ["accuracy", "alpha", "differences", "flips", "loss"]),
+        ("sota", ["accuracy", "differences", "flips", "loss"]),
     ],
 )
 def test_figures_are_svg_and_the_same_again(
@@ -252,6 +252,22 @@ def test_figures_are_svg_and_the_same_again(
         assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     before = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in sorted(draw(study, summary))] == before
+
+
+def test_the_interval_of_a_difference_is_that_of_the_test_in_the_table(
+    on_digits: OnDigits, tmp_path: Path
+) -> None:
+    study = on_digits("ablation", tmp_path)
+    lns, finetune = [85.0, 84.5, 85.2], [85.4, 85.5, 85.6]
+    names = {"a": "finetune-0.01", "b": "lns"}
+    summary = {"tests": [{**names, **welch(finetune, lns)}], "paired": []}
+    for test, rule in ((stats.ttest_ind, {"equal_var": False}), (stats.ttest_rel, {})):
+        expected = test(lns, finetune, **rule).confidence_interval(0.95)
+        difference, half = _interval(study, summary, "lns") or (0.0, 0.0)
+        found = (difference - half, difference + half)
+        assert found == pytest.approx((expected.low, expected.high))
+        summary["paired"] = [{**names, **seed_by_seed(finetune, lns)}]
+    assert _interval(study, summary, "mapping") is None, "no test of it"
 
 
 def test_mean_curves_are_of_all_runs_in_every_epoch(

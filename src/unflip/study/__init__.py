@@ -9,7 +9,7 @@ record.py      what came of one run
 report.py      what a study leaves: study.json, table.md, figures
 summary.py     study.json: every run, mean and standard deviation, Welch's t-tests
 table.py       table.md
-figures.py     curves and sweeps as SVG
+figures.py     curves, sweeps and differences as SVG
 paper.py       the experiments of the LNS paper on CIFAR-10
 methods.py     every method on one recipe
 autobnn.py     AutoBNN's search of widths

@@ -1,4 +1,5 @@
-"""Figures of a study as SVG: what happened in each epoch, and accuracy over a swept value.
+"""Figures of a study as SVG: what happened in each epoch, accuracy over a swept value, and how far each arm is from the
+one that the others are compared with.
 
 The same runs give the same bytes: no date, and no random names inside.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from unflip.study import record
 from unflip.study.arm import Arm
+from unflip.study.summary import chosen_tests
 
 if TYPE_CHECKING:
     from unflip.study.study import Study
@@ -32,6 +34,7 @@ def draw(study: Study, summary: dict[str, Any]) -> list[Path]:
     drawn = [_curves(study, name, summary["evaluated_on"]) for name in CURVES]
     if any(arm.x is not None for arm in study.arms):
         drawn.append(_sweep(study, summary))
+    drawn.append(_differences(study, summary))
     return [path for path in drawn if path is not None]
 
 
@@ -133,13 +136,49 @@ def _levels(axis: Any, arms: Sequence[dict[str, Any]]) -> None:
         axis.legend(fontsize="small")
 
 
-def _axes() -> tuple[Any, Any]:
+def _differences(study: Study, summary: dict[str, Any]) -> Path | None:
+    """Each arm less the reference, with the 95 % interval of the test that suits the two: whether a gain of some size
+    is shown, or excluded, is seen at a glance."""
+    found = {
+        a["label"]: interval
+        for a in summary["arms"]
+        if (interval := _interval(study, summary, a["name"]))
+    }
+    if len(found) < 2:
+        return None
+    figure, axis = _axes(8, 1.2 + 0.26 * len(found))
+    labels = list(reversed(found))  # the first arm is drawn at the top
+    for at, label in enumerate(labels):
+        difference, half = found[label]
+        axis.errorbar(difference, at, xerr=half, marker="o", markersize=4, capsize=2, color="C0")
+    axis.axvline(0, color="0.4", linewidth=1)
+    axis.set_yticks(range(len(labels)), labels)
+    assert study.reference is not None
+    axis.set_xlabel(f"points above {study.arm(study.reference).label}, 95 % interval")
+    return _save(figure, study.out / "differences.svg")
+
+
+def _interval(study: Study, summary: dict[str, Any], arm: str) -> tuple[float, float] | None:
+    """Mean difference from the reference, and half its 95 % interval; None where there is no test, or no spread."""
+    pair = {arm, study.reference}
+    chosen = chosen_tests(summary["tests"], summary["paired"]).values()
+    test = next((t for _, t in chosen if {t["a"], t["b"]} == pair), None)
+    if test is None or not test["t"]:
+        return None
+    from scipy import stats  # type: ignore[import-untyped]
+
+    sign = 1 if test["a"] == arm else -1
+    half = stats.t.ppf(0.975, test["df"]) * test["difference"] / test["t"]
+    return sign * test["difference"], float(half)
+
+
+def _axes(width: float = 6, height: float = 4) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
+    figure, axis = pyplot.subplots(figsize=(width, height), constrained_layout=True)
     axis.grid(alpha=0.3)
     return figure, axis
 

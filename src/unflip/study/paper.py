@@ -406,7 +406,7 @@ CONTROLS = Experiment(
         _finetune_with_latent(20),
     ),
     TUNING,
-    "lns",
+    "finetune",
 )
 
 _FORWARD = ("method.loss=forward", "method.rates=estimated")
@@ -505,8 +505,8 @@ BEYOND = Experiment(
 FINAL = Experiment(
     "final",
     "The strongest ±1 ResNet-20 here, on test images",
-    "What was chosen on held-out images, trained on all training images and measured on test images; and the same "
-    "without a teacher.",
+    "The parts that were best on held-out images, put together, trained on all training images and measured on test "
+    "images; and the same without a teacher.",
     (
         _stronger(BASELINE, "one shortcut a convolution"),
         Draft("strongest", "the strongest", STRONGEST),

@@ -33,6 +33,7 @@ def summarize(study: Study) -> dict[str, Any]:
         "epochs_scale": study.epochs_scale,
         "overrides": list(study.overrides),
         "seeds": list(study.seeds),
+        "reference": study.reference,
         "arms": arms,
         "tests": welch_tests,
         "paired": paired_tests,
@@ -104,7 +105,7 @@ def holm(
     seed by seed where there is one."""
     family = [
         {"a": found["a"], "b": found["b"], "test": name, "p": found["p"]}
-        for name, found in _by_pair(welch_tests, paired_tests).values()
+        for name, found in chosen_tests(welch_tests, paired_tests).values()
         if reference in (found["a"], found["b"])
     ]
     family.sort(key=lambda test: test["p"])
@@ -115,7 +116,7 @@ def holm(
     return family
 
 
-def _by_pair(
+def chosen_tests(
     welch_tests: list[dict[str, Any]], paired_tests: list[dict[str, Any]]
 ) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
     """Each pair's test that has a p, and its name; paired before Welch's."""
