@@ -36,6 +36,7 @@ HALF = "schedule={name: step, at: [200, 300], factor: 0.1}"
 # a tenth after every quarter, as the paper has it for LNS itself
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
 STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
+HELD = "optimizer.latent_lr=1e-6"  # where not one latent weight moved, the loop would see a lost gradient
 OPEN = ("shortcut", "order", "pixels")  # of the paper's ResNet-20
 TEACHER, STRONGEST = "cifar10-resnet20-teacher", "cifar10-resnet20-strongest"
 NO_LOSS = "method.alpha=0.0"  # as the recipe has it: an override must not bring the loss back
@@ -293,7 +294,7 @@ ABLATION = Experiment(
         _after("finetune-0.001", "fine-tuning, lr 0.001", FINETUNE, "optimizer.lr=0.001"),
         _after("finetune-0.0001", "fine-tuning, lr 0.0001", FINETUNE, "optimizer.lr=0.0001"),
         # what training everything but the signs gives: the control of a mapping that keeps them
-        _after("finetune-still", "fine-tuning, signs stay", FINETUNE, "optimizer.latent_lr=1e-30"),
+        _after("finetune-still", "fine-tuning, signs stay", FINETUNE, HELD),
         _after(
             "mapping",
             "mapping without noisy supervision",
