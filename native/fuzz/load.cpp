@@ -136,7 +136,8 @@ void change_word(std::string& text, Random& random) {
   static const char* const kWords[] = {"quantize", "conv",  "map", "max_pool", "avg_pool", "mean",   "mean_abs",
                                        "concat",   "slice", "pad", "flatten",  "softmax",  "affine", "prelu",
                                        "clamp",    "add",   "mul", "planes",   "levels",   "sample", "channels",
-                                       "true",     "false", "t0",  "t1",       "t2",       "F32",    "U8"};
+                                       "true",     "false", "t0",  "t1",       "t2",       "F32",    "U8",
+                                       "curve",    "gelu",  "elu", "upsample", "normalize", "pixel_shuffle", "log_softmax"};
   const std::string from = kWords[below(random, std::size(kWords))];
   std::vector<size_t> places;
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + 1)) places.push_back(at);

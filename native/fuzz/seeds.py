@@ -171,6 +171,21 @@ def pieces() -> Packed:
     return n.packed(list("abcde"))
 
 
+def smooth() -> Packed:
+    """Curves, norms and shuffles, before and after a code."""
+    n = Network(4, 5, 6)
+    x = n.op("curve", 0, function="gelu")
+    x = n.op("normalize", x, groups=2, epsilon=1e-5)
+    x = n.op("channel_shuffle", n.op("upsample", x, factor=[2, 1]), groups=2)
+    x = n.conv(n.signs(x), 12, 4, 3, 3, bits=n.bits(1, 12, 4, 3, 3), scales=n.tensor(1, 12))
+    x = n.op("pixel_shuffle", x, factor=[1, 2])
+    for function in ("mish", "silu", "elu", "gelu_tanh", "tanh"):
+        x = n.op("curve", x, function=function)
+    gate = n.op("curve", n.op("mean", x), function="sigmoid")
+    n.op("log_softmax", n.op("map", x, steps=[{"step": "mul", "value": gate}]))
+    return n.packed()
+
+
 def vector() -> Packed:
     """A perceptron: features, no pixels."""
     n = Network(20, 1, 1)
@@ -182,7 +197,7 @@ def vector() -> Packed:
 
 
 def seeds() -> dict[str, Packed]:
-    return {make.__name__: make() for make in (residual, pools, levels, pieces, vector)}
+    return {make.__name__: make() for make in (residual, pools, levels, pieces, smooth, vector)}
 
 
 if __name__ == "__main__":

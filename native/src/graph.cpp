@@ -23,7 +23,9 @@ constexpr int kMaxPlanes = 8, kMaxSteps = 255;
 constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256;
 
 constexpr std::string_view kKinds[] = {"quantize", "conv",   "map",   "max_pool", "avg_pool", "mean",
-                                       "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax"};
+                                       "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax",
+                                       "log_softmax", "curve", "normalize", "upsample", "pixel_shuffle", "channel_shuffle"};
+constexpr std::string_view kCurves[] = {"sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "mish"};
 constexpr std::string_view kSteps[] = {"affine", "prelu", "clamp", "add", "mul"};
 
 template <size_t n>
@@ -291,7 +293,16 @@ class Loader {
       case OpKind::Slice: read_slice(fields, op, in); break;
       case OpKind::Pad: read_pad(fields, op, in); break;
       case OpKind::Flatten: set_shape(fields, op, in.size(), 1, 1); break;
-      case OpKind::Softmax: set_shape(fields, op, in.channels, in.height, in.width); break;
+      case OpKind::Softmax:
+      case OpKind::LogSoftmax: set_shape(fields, op, in.channels, in.height, in.width); break;
+      case OpKind::Curve: read_curve(fields, op, in); break;
+      case OpKind::Normalize: read_normalize(fields, op, in); break;
+      case OpKind::Upsample: read_upsample(fields, op, in); break;
+      case OpKind::PixelShuffle: read_pixel_shuffle(fields, op, in); break;
+      case OpKind::ChannelShuffle:
+        read_groups(fields, op, in);
+        set_shape(fields, op, in.channels, in.height, in.width);
+        break;
     }
     if (op.kind == OpKind::Conv || op.kind == OpKind::Map) read_steps(fields, op);
   }
@@ -452,10 +463,41 @@ class Loader {
     if (over != "channels" && over != "sample") fields.wrong("over", "\"channels\" or \"sample\"");
     op.over_sample = over == "sample";
     if (op.over_sample) return set_shape(fields, op, 1, 1, 1);
+    read_groups(fields, op, in);
+    set_shape(fields, op, op.groups, in.height, in.width);
+  }
+
+  static void read_groups(Fields& fields, Op& op, const Shape& in) {
     op.groups = fields.integer("groups", 1, kMaxSize);
     if (in.channels % op.groups != 0)
       fields.wrong("groups", "a number that divides " + std::to_string(in.channels) + ", the input's channels");
-    set_shape(fields, op, op.groups, in.height, in.width);
+  }
+
+  static void read_curve(Fields& fields, Op& op, const Shape& in) {
+    const int found = position(kCurves, fields.string("function"));
+    if (found < 0) fields.wrong("function", "one of " + listed(kCurves));
+    op.curve = static_cast<Curve>(found);
+    set_shape(fields, op, in.channels, in.height, in.width);
+  }
+
+  static void read_normalize(Fields& fields, Op& op, const Shape& in) {
+    read_groups(fields, op, in);
+    op.epsilon = fields.number("epsilon");
+    if (!(op.epsilon > 0)) fields.wrong("epsilon", "a number above 0");  // a group of equal numbers would be divided by 0
+    set_shape(fields, op, in.channels, in.height, in.width);
+  }
+
+  static void read_upsample(Fields& fields, Op& op, const Shape& in) {
+    op.factor = fields.pair("factor", 1, kMaxSize);
+    set_shape(fields, op, in.channels, int64_t{in.height} * op.factor.h, int64_t{in.width} * op.factor.w);
+  }
+
+  static void read_pixel_shuffle(Fields& fields, Op& op, const Shape& in) {
+    op.factor = fields.pair("factor", 1, kMaxSize);
+    const int64_t pixels = int64_t{op.factor.h} * op.factor.w;
+    if (in.channels % pixels != 0)
+      fields.wrong("factor", "[h, w] whose product divides " + std::to_string(in.channels) + ", the input's channels");
+    set_shape(fields, op, in.channels / pixels, int64_t{in.height} * op.factor.h, int64_t{in.width} * op.factor.w);
   }
 
   void read_concat(Fields& fields, Op& op, const Shape& first) {

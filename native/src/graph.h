@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "curve.h"
+
 namespace unflip {
 
 struct Shape {
@@ -22,7 +24,8 @@ struct Pair {
 };
 
 enum class OpKind {
-  Quantize, Conv, Map, MaxPool, AvgPool, Mean, MeanAbs, Concat, Slice, Pad, Flatten, Softmax
+  Quantize, Conv, Map, MaxPool, AvgPool, Mean, MeanAbs, Concat, Slice, Pad, Flatten, Softmax, LogSoftmax, Curve, Normalize,
+  Upsample, PixelShuffle, ChannelShuffle
 };
 
 enum class StepKind { Affine, Prelu, Clamp, Add, Mul };
@@ -73,8 +76,11 @@ struct Op {
   Quantizer quantizer;      // Quantize
   Convolution conv;         // Conv
   Pool pool;                // MaxPool, AvgPool
-  int groups = 1;           // MeanAbs over channels
+  int groups = 1;           // MeanAbs over channels, Normalize, ChannelShuffle
   bool over_sample = false; // MeanAbs
+  Curve curve = Curve::Sigmoid;  // Curve
+  float epsilon = 0;        // Normalize
+  Pair factor;              // Upsample, PixelShuffle
   int start[3] = {0, 0, 0}, step[3] = {1, 1, 1};  // Slice; where it stops is in the shape
   int before[3] = {0, 0, 0};                      // Pad; what is after is in the shape
   Shape shape;                                    // of the op's value

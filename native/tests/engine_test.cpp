@@ -109,7 +109,13 @@ class Reference {
       case OpKind::Slice: return slice(op);
       case OpKind::Pad: return pad(op);
       case OpKind::Flatten: return flatten(op);
-      case OpKind::Softmax: return softmax(op);
+      case OpKind::Softmax:
+      case OpKind::LogSoftmax: return softmax(op);
+      case OpKind::Curve: return curve(op);
+      case OpKind::Normalize: return normalize(op);
+      case OpKind::Upsample:
+      case OpKind::PixelShuffle:
+      case OpKind::ChannelShuffle: return moved(op);
     }
     return Tensor();
   }
@@ -330,8 +336,62 @@ class Reference {
         double max = -1e300, sum = 0;
         for (int c = 0; c < op.shape.channels; c++) max = std::max(max, in.at(c, y, x));
         for (int c = 0; c < op.shape.channels; c++) sum += std::exp(in.at(c, y, x) - max);
-        for (int c = 0; c < op.shape.channels; c++) out.at(c, y, x) = std::exp(in.at(c, y, x) - max) / sum;
+        for (int c = 0; c < op.shape.channels; c++) {
+          const double share = in.at(c, y, x) - max - std::log(sum);
+          out.at(c, y, x) = op.kind == OpKind::LogSoftmax ? share : std::exp(share);
+        }
       }
+    return out;
+  }
+
+  static double curve_of(Curve function, double x) {
+    switch (function) {
+      case Curve::Sigmoid: return 1 / (1 + std::exp(-x));
+      case Curve::Tanh: return std::tanh(x);
+      case Curve::Silu: return x / (1 + std::exp(-x));
+      case Curve::Gelu: return x * std::erfc(-x * std::sqrt(0.5)) / 2;
+      case Curve::GeluTanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      case Curve::Elu: return x > 0 ? x : std::expm1(x);
+      case Curve::Mish: return x * std::tanh(std::log1p(std::exp(x)));
+    }
+    return 0;
+  }
+
+  Tensor curve(const Op& op) const {
+    Tensor out = input(op);
+    out.exact = false;
+    for (double& v : out.x) v = v > 500 && op.curve == Curve::Mish ? v : curve_of(op.curve, v);
+    return out;
+  }
+
+  Tensor normalize(const Op& op) const {
+    Tensor out = input(op);
+    out.exact = false;
+    const size_t size = out.x.size() / op.groups;
+    for (int g = 0; g < op.groups; g++) {
+      double* x = &out.x[g * size];
+      double mean = 0, variance = 0;
+      for (size_t i = 0; i < size; i++) mean += x[i] / static_cast<double>(size);
+      for (size_t i = 0; i < size; i++) variance += (x[i] - mean) * (x[i] - mean) / static_cast<double>(size);
+      for (size_t i = 0; i < size; i++) x[i] = (x[i] - mean) / std::sqrt(variance + op.epsilon);
+    }
+    return out;
+  }
+
+  // Where an element of the output comes from.
+  Tensor moved(const Op& op) const {
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    const int run = in.shape.channels / op.groups;
+    for (int c = 0; c < op.shape.channels; c++)
+      for (int y = 0; y < op.shape.height; y++)
+        for (int x = 0; x < op.shape.width; x++) {
+          int from = c;
+          if (op.kind == OpKind::PixelShuffle) from = (c * op.factor.h + y % op.factor.h) * op.factor.w + x % op.factor.w;
+          if (op.kind == OpKind::ChannelShuffle) from = c % op.groups * run + c / op.groups;
+          out.at(c, y, x) = in.at(from, y / op.factor.h, x / op.factor.w);
+        }
+    out.exact = in.exact, out.digits = in.digits;
     return out;
   }
 
@@ -424,6 +484,8 @@ class Builder {
     o.filters = o.groups * std::max(1, r.pick({1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 49, 63, 64, 65, 100}) /
                                            (o.groups > 1 ? o.groups : 1));
     o.filters = std::min(o.filters, std::max(o.groups, most_filters / o.groups * o.groups));
+    const int groups = r.in(2, 4);
+    if (s.channels % (8 * groups) == 0 && r.chance(30)) o.groups = groups, o.filters = groups * r.pick({8, 16, 24, 40});
     const int kernel = r.pick({1, 1, 2, 3, 3, 3, 3, 4, 5, 7});
     o.kernel = {kernel, r.chance(80) ? kernel : r.in(1, 5)};
     o.stride = {r.pick({1, 1, 1, 2, 2, 3, 5}), 1};
@@ -565,11 +627,33 @@ class Builder {
     return out;
   }
 
+  void random_smooth(int x) {
+    Op op;
+    op.inputs = {x};
+    op.shape = shape(x);
+    static constexpr OpKind kKinds[] = {OpKind::LogSoftmax, OpKind::Curve,        OpKind::Curve,         OpKind::Normalize,
+                                        OpKind::Upsample,   OpKind::PixelShuffle, OpKind::ChannelShuffle};
+    op.kind = kKinds[r.in(0, 6)];
+    op.curve = static_cast<Curve>(r.in(0, 6));
+    op.epsilon = 0.1f;
+    if (op.kind == OpKind::Normalize || op.kind == OpKind::ChannelShuffle) op.groups = divisor(op.shape.channels);
+    if (op.kind == OpKind::Upsample) op.factor = {r.in(1, 3), r.in(1, 3)};
+    if (op.kind == OpKind::PixelShuffle) {
+      op.factor = {divisor(op.shape.channels), 1};
+      if (op.factor.h > 4) op.factor.h = 1;
+      op.factor.w = divisor(op.shape.channels / op.factor.h);
+      if (op.factor.w > 4) op.factor.w = 1;
+      op.shape.channels /= op.factor.h * op.factor.w;
+    }
+    op.shape.height *= op.factor.h, op.shape.width *= op.factor.w;
+    add(op);
+  }
+
   void random_rest(int x) {
     Op op;
     op.inputs = {x};
     const Shape s = shape(x);
-    switch (r.in(0, 7)) {
+    switch (r.in(0, 9)) {
       case 0:
         op.kind = OpKind::Mean;
         op.shape = {s.channels, 1, 1};
@@ -614,6 +698,8 @@ class Builder {
         op.kind = OpKind::Softmax;
         op.shape = s;
         break;
+      case 7:
+      case 8: random_smooth(x); return;
       default:
         op.kind = OpKind::Map;
         op.shape = s;
@@ -819,7 +905,8 @@ std::vector<std::string> all_sets() {
 
 std::string describe(const Graph& g) {
   static const char* kinds[] = {"quantize", "conv", "map",   "max_pool", "avg_pool", "mean",
-                                "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax"};
+                                "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax",
+                                "log_softmax", "curve", "normalize", "upsample", "pixel_shuffle", "channel_shuffle"};
   auto text = [](const Shape& s) {
     return std::to_string(s.channels) + "x" + std::to_string(s.height) + "x" + std::to_string(s.width);
   };

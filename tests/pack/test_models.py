@@ -105,6 +105,27 @@ CASES = {
     "clamps of nothing": lambda x: x.clamp(-float("inf"), float("inf")) * 2,
     "to and back": lambda x: x.float().contiguous().detach().clone() * 2,
     "softmax of an image": lambda x: x.softmax(1),
+    "log-softmax": lambda x: F.log_softmax(x.flatten(1), dim=1),
+    "squeeze and excite": lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(),
+    "sigmoid and tanh": lambda x: torch.sigmoid(x) - 0.5 * torch.tanh(3 * x),
+    "silu": lambda x: F.silu(x, inplace=True) + F.mish(x),
+    "gelu": lambda x: F.gelu(x) + 0.1 * F.gelu(x * 2, approximate="tanh"),
+    "elu": lambda x: F.elu(x, 0.7) + F.selu(x) + F.celu(x, 1.7),
+    "group norm": lambda x: F.group_norm(
+        x, 3, torch.linspace(0.5, 1, 6), torch.linspace(-1, 1, 6), 1e-3
+    ),
+    "instance norm": lambda x: F.relu(F.instance_norm(x, weight=torch.linspace(1, 2, 6))),
+    "instance norm, running": lambda x: F.instance_norm(
+        x, torch.linspace(-1, 1, 6), torch.linspace(1, 2, 6), use_input_stats=False
+    ),
+    "layer norm of an image": lambda x: F.layer_norm(x, [6, 6, 7]),
+    "layer norm of a vector": lambda x: F.layer_norm(
+        x.mean((2, 3)), [6], torch.linspace(1, 2, 6), torch.linspace(-1, 1, 6)
+    ),
+    "nearest": lambda x: F.interpolate(x, scale_factor=(2, 3)),
+    "nearest, exact": lambda x: F.interpolate(x, size=(12, 7), mode="nearest-exact"),
+    "pixel shuffle": lambda x: F.pixel_shuffle(torch.cat([x, -x], 1), 2),
+    "channel shuffle": lambda x: torch.channel_shuffle(x, 3) * 2,
     "matrix": lambda x: x.flatten(1) @ torch.linspace(-1, 1, 6 * 42 * 2).view(-1, 2),
     "nothing": lambda x: F.dropout(x, 0.5, training=False) * 1 + 0,
 }

@@ -30,8 +30,20 @@ REFUSED = {
         torch.sin,
         r"aten\.sin at 1\.1\.1 \(test_refusals\.py line \d+: .*\): the runtime has no such op",
     ),
-    "sigmoid": (torch.sigmoid, r"aten\.sigmoid at 1\.1\.1 .*no such op"),
-    "group norm": (lambda x: F.group_norm(x, 2), r"aten\.group_norm .*no such op"),
+    "norm of rows": (lambda x: F.layer_norm(x, [6]), r"over the last dimensions, \[6\], .*all but"),
+    "learned pixels": (
+        lambda x: F.layer_norm(x, [4, 6, 6], torch.arange(144.0).view(4, 6, 6)),
+        r"differs from pixel to pixel",
+    ),
+    "log-softmax of rows": (lambda x: x.log_softmax(2), r"over dimension 2; over the channels"),
+    "half as many again": (
+        lambda x: F.interpolate(x, size=(9, 6)),
+        r"it makes \(9, 6\) of \(6, 6\) pixels; a whole number of times",
+    ),
+    "smooth": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        r"upsample_bilinear2d .*mode='nearest' only",
+    ),
     "reflect": (
         lambda x: F.pad(x, (1, 1, 0, 0), mode="reflect"),
         r"aten\.pad .*mode='reflect'; .*zeros only",
@@ -44,6 +56,10 @@ REFUSED = {
     "unflattened": (
         lambda x: x.view(len(x), 2, 2, 36),
         r"flattening an image to a vector is there",
+    ),
+    "shuffled by hand": (
+        lambda x: x.view(len(x), 2, 2, 6, 6).transpose(1, 2).flatten(1, 2),
+        r"nn\.ChannelShuffle",
     ),
     "three dimensions": (lambda x: x.flatten(2), r"aten\.flatten"),
     "product of two": (lambda x: x.flatten(1) @ x.flatten(1).T, r"aten\."),
@@ -134,8 +150,17 @@ def test_several_inputs():
         def forward(self, x, y):
             return x + y
 
-    with pytest.raises((CannotPack, TypeError)):
+    with pytest.raises(CannotPack, match=r"cannot run on example_input .*argument: 'y'"):
         make_packed(Mixed(), IMAGE)
+
+
+def test_several_outputs():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x * 2, x * 3
+
+    with pytest.raises(CannotPack, match=r"a tuple; .*torch\.cat"):
+        make_packed(Two(), IMAGE)
 
 
 def test_labels_and_preprocessing(tmp_path):

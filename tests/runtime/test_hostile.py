@@ -20,7 +20,7 @@ from unflip.packing.file import Packed, PackedFileError, from_bytes, to_bytes
 from unflip.packing.reference import evaluate
 from unflip.runtime._native import Network
 
-NETWORKS = ["residual", "pools", "levels", "pieces", "vector"]
+NETWORKS = ["residual", "pools", "levels", "pieces", "smooth", "vector"]
 Networks = dict[str, Packed]
 
 
@@ -312,7 +312,7 @@ def inputs(key: str, value: Any) -> Edit:
 
 # residual: 0 conv, 1 quantize, 2 conv, 3 mean, 4 conv, 5 softmax. pools: 0 conv, 1 max_pool, 2, 3 avg_pool, 4 concat,
 # 5 flatten. levels: 0 mean_abs, 1 quantize, 2 mean_abs, 3 mean, 4 conv, 5 quantize, 6 conv. pieces: 0 slice, 1 pad,
-# 2 conv, 3 map.
+# 2 conv, 3 map. smooth: 0 curve, 1 normalize, 2 upsample, 3 channel_shuffle, 4 quantize, 5 conv, 6 pixel_shuffle.
 GRAPHS: list[Case] = [
     ("residual", "graph: unknown field 'more'", top("more", 1)),
     ("residual", "'ops' must be a list", top("ops", {})),
@@ -418,6 +418,13 @@ GRAPHS: list[Case] = [
     ("pieces", "'step' must be [c, h, w]", op(0, "step", [0, 1, 1])),
     ("pieces", "'before' must be [c, h, w]", op(1, "before", [-1, 0, 0])),
     ("pieces", "1 .. 65,536 is allowed", op(1, "after", [0, 65_536, 0])),
+    ("smooth", "'function' must be one of sigmoid, tanh", op(0, "function", "sin")),
+    ("smooth", "'groups' must be a number that divides 4", op(1, "groups", 3)),
+    ("smooth", "'epsilon' must be a number above 0", op(1, "epsilon", 0)),
+    ("smooth", "'factor' must be", op(2, "factor", [0, 1])),
+    ("smooth", "1 .. 65,536 is allowed", op(2, "factor", [65_536, 1])),
+    ("smooth", "'groups' must be a number that divides 4", op(3, "groups", 8)),
+    ("smooth", "'factor' must be [h, w] whose product divides 12", op(6, "factor", [5, 1])),
 ]
 
 

@@ -230,7 +230,107 @@ class SoftmaxTask : public SimpleTask {
     const float largest = *std::max_element(in, in + channels);
     double sum = 0;
     for (int c = 0; c < channels; c++) sum += out[c] = std::exp(in[c] - largest);
-    for (int c = 0; c < channels; c++) out[c] = static_cast<float>(out[c] / sum);
+    const double log_sum = std::log(sum);
+    for (int c = 0; c < channels; c++)
+      out[c] = static_cast<float>(op_.kind == OpKind::LogSoftmax ? double{in[c]} - largest - log_sum : out[c] / sum);
+  }
+};
+
+class CurveTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    // Where both are padded alike, a row is one piece; what is in the padding nobody reads.
+    const bool whole = in_.stride == out_.stride;
+    const int pieces = whole ? 1 : in_.shape.width;
+    const int64_t count = whole ? int64_t{in_.shape.width} * in_.stride : in_.shape.channels;
+    parallel(context, in_.shape.height, [&](int y, int) {
+      for (int x = 0; x < pieces; x++)
+        context.kernels->curve(op_.curve, input(context) + at(in_, y, x), count, output(context) + at(out_, y, x));
+    });
+  }
+};
+
+// Each run of channels by its own mean and variance over all pixels.
+class NormalizeTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    parallel(context, op_.groups, [&](int group, int) {
+      const int run = in_.shape.channels / op_.groups;
+      const float *in = input(context) + group * run;
+      float* out = output(context) + group * run;
+      const double size = static_cast<double>(pixels()) * run;
+      const double mean = sum(in, run, [](double x) { return x; }) / size;
+      const double variance = sum(in, run, [mean](double x) { return (x - mean) * (x - mean); }) / size;
+      const double scale = 1 / std::sqrt(variance + op_.epsilon);
+      for (int64_t p = 0; p < pixels(); p++)
+        for (int c = 0; c < run; c++)
+          out[p * out_.stride + c] = static_cast<float>((in[p * in_.stride + c] - mean) * scale);
+    });
+  }
+
+ private:
+  static constexpr int kChannels = 64;  // summed side by side, so that the sums are vectors
+
+  int64_t pixels() const { return int64_t{in_.shape.height} * in_.shape.width; }
+
+  template <class Term>
+  double sum(const float* in, int run, const Term& term) const {
+    double total = 0;
+    for (int first = 0; first < run; first += kChannels) {
+      const int count = std::min(kChannels, run - first);
+      double sums[kChannels] = {};
+      for (int64_t p = 0; p < pixels(); p++)
+        for (int c = 0; c < count; c++) sums[c] += term(in[p * in_.stride + first + c]);
+      for (int c = 0; c < count; c++) total += sums[c];
+    }
+    return total;
+  }
+};
+
+class UpsampleTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    parallel(context, out_.shape.height, [&](int y, int) {
+      for (int x = 0; x < out_.shape.width; x++) {
+        const float* from = input(context) + at(in_, y / op_.factor.h, x / op_.factor.w);
+        std::copy(from, from + in_.shape.channels, output(context) + at(out_, y, x));
+      }
+    });
+  }
+};
+
+class PixelShuffleTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    const int step = op_.factor.h * op_.factor.w;
+    parallel(context, out_.shape.height, [&](int y, int) {
+      for (int x = 0; x < out_.shape.width; x++) {
+        const float* from = input(context) + at(in_, y / op_.factor.h, x / op_.factor.w) +
+                            y % op_.factor.h * op_.factor.w + x % op_.factor.w;
+        float* to = output(context) + at(out_, y, x);
+        for (int c = 0; c < out_.shape.channels; c++) to[c] = from[int64_t{c} * step];
+      }
+    });
+  }
+};
+
+class ChannelShuffleTask : public SimpleTask {
+ public:
+  using SimpleTask::SimpleTask;
+  void run(const RunContext& context) const override {
+    const int run = in_.shape.channels / op_.groups;
+    parallel(context, out_.shape.height, [&](int y, int) {
+      for (int x = 0; x < out_.shape.width; x++) {
+        const float* from = input(context) + at(in_, y, x);
+        float* to = output(context) + at(out_, y, x);
+        for (int c = 0; c < run; c++)
+          for (int g = 0; g < op_.groups; g++) *to++ = from[g * run + c];
+      }
+    });
   }
 };
 
@@ -254,7 +354,13 @@ std::unique_ptr<Task> make_simple(const Op& op, int output, const std::vector<Va
     case OpKind::Slice: return std::make_unique<SliceTask>(op, output, values);
     case OpKind::Pad: return std::make_unique<PadTask>(op, output, values);
     case OpKind::Flatten: return std::make_unique<FlattenTask>(op, output, values);
-    case OpKind::Softmax: return std::make_unique<SoftmaxTask>(op, output, values);
+    case OpKind::Softmax:
+    case OpKind::LogSoftmax: return std::make_unique<SoftmaxTask>(op, output, values);
+    case OpKind::Curve: return std::make_unique<CurveTask>(op, output, values);
+    case OpKind::Normalize: return std::make_unique<NormalizeTask>(op, output, values);
+    case OpKind::Upsample: return std::make_unique<UpsampleTask>(op, output, values);
+    case OpKind::PixelShuffle: return std::make_unique<PixelShuffleTask>(op, output, values);
+    case OpKind::ChannelShuffle: return std::make_unique<ChannelShuffleTask>(op, output, values);
     default: throw std::runtime_error("op '" + op.name + "' is not a simple one");
   }
 }

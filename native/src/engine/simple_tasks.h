@@ -15,7 +15,7 @@ std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, 
 std::unique_ptr<Task> make_pool(const Op& op, int input, const std::vector<ValueInfo>& values,
                                 std::unique_ptr<Finisher> finisher);
 
-// Mean, MeanAbs, Concat, Slice, Pad, Flatten, Softmax. output: the value the op makes.
+// Everything else. output: the value the op makes.
 std::unique_ptr<Task> make_simple(const Op& op, int output, const std::vector<ValueInfo>& values);
 
 }  // namespace unflip

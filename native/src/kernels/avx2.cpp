@@ -4,6 +4,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "curves.h"
 #include "depthwise.h"
 #include "finish.h"
 #include "stem.h"
@@ -218,6 +219,7 @@ constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const Look
                      finish<Wide>,
                      finish_counts<Wide>,
                      pool<Wide>,
+                     curve,
                      float_tile,
                      stem_tile<Wide, 2>,
                      stem_lines<Wide>,

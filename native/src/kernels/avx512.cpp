@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "avx2.h"
+#include "curves.h"
 #include "depthwise.h"
 #include "finish.h"
 #include "stem.h"
@@ -198,6 +199,7 @@ constexpr Kernels kAvx512 = {"avx512",
                              finish<Wide16>,
                              finish_counts<Wide16>,
                              pool<Wide16>,
+                             curve,
                              any_float_tile,
                              any_stem_tile,
                              stem_lines<Wide16>,

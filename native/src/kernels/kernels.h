@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "../curve.h"
+
 namespace unflip {
 
 // Channels of float values are padded to a multiple of this many (only the network's input is not padded).
@@ -188,6 +190,9 @@ struct Kernels {
   void (*finish_counts)(const Finish&, const FinishTarget&, const Counts&, int first, int last, int channel, int channels);
 
   void (*pool)(const PoolTile&);
+
+  // to[i] = function of from[i], i = 0 .. count - 1; see curves.h.
+  void (*curve)(Curve function, const float* from, int64_t count, float* to);
 
   void (*float_tile)(const FloatTile&);
   void (*stem_tile)(const StemTile&);

@@ -7,6 +7,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+#include "curves.h"
 #include "depthwise.h"
 #include "finish.h"
 #include "look_up.h"
@@ -245,6 +246,7 @@ constexpr Kernels kNeon = {"neon",
                            finish<Double>,
                            finish_counts<Double>,
                            pool<Double>,
+                           curve,
                            float_tile,
                            stem_tile<Double, 2>,
                            stem_lines<Double>,

@@ -1,6 +1,7 @@
 // Kernels in plain C++, for any CPU: the meaning of what the others do faster. Flags: none special.
 #include <cmath>
 
+#include "curves.h"
 #include "finish.h"
 #include "look_up.h"
 #include "popcount.h"
@@ -177,6 +178,7 @@ constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
           finish<Plain>,
           finish_counts<Plain>,
           pool<Plain>,
+          curve,
           float_tile,
           plain_stem_tile,
           stem_lines<Plain>,

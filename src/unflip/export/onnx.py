@@ -428,6 +428,77 @@ class _Exporter:
         x = self._float(inputs[0])
         return Value(self.onnx.node("Softmax", x.name, axis=1), x.shape)
 
+    def log_softmax(self, inputs: list[int]) -> Value:
+        x = self._float(inputs[0])
+        return Value(self.onnx.node("LogSoftmax", x.name, axis=1), x.shape)
+
+    def curve(self, inputs: list[int], *, function: str) -> Value:
+        x = self._float(inputs[0])
+        if function not in CURVES:
+            raise PackedFileError(f"function {function!r} is none of {', '.join(CURVES)}")
+        return Value(CURVES[function](self, x.name), x.shape)
+
+    def _gelu(self, x: str) -> str:
+        """x · (1 + erf(x / √2)) / 2: ONNX has an operator for it from opset 20 on."""
+        edge = self.onnx.node("Erf", self._times(x, math.sqrt(0.5)))
+        return self.onnx.node("Mul", x, self._times(self._plus(edge, 1.0), 0.5))
+
+    def _gelu_tanh(self, x: str) -> str:
+        cube = self.onnx.node("Mul", x, self.onnx.node("Mul", x, x))
+        inner = self.onnx.node("Add", x, self._times(cube, 0.044715))
+        gate = self._sigmoid(self._times(inner, 2 * math.sqrt(2 / math.pi)))
+        return self.onnx.node("Mul", x, gate)
+
+    def _sigmoid(self, x: str) -> str:
+        return self.onnx.node("Sigmoid", x)
+
+    def _times(self, x: str, factor: float) -> str:
+        return self.onnx.node("Mul", x, self.onnx.number(factor))
+
+    def _plus(self, x: str, term: float) -> str:
+        return self.onnx.node("Add", x, self.onnx.number(term))
+
+    def normalize(self, inputs: list[int], *, groups: int, epsilon: float) -> Value:
+        """Each group is one channel of an image; its mean and variance are those of that channel."""
+        x = self._float(inputs[0])
+        split = self._reshape(x.name, groups, -1, 1)
+        ones, zeros = (self.onnx.constant(np.full(groups, v, np.float32)) for v in (1, 0))
+        out = self.onnx.node("InstanceNormalization", split, ones, zeros, epsilon=epsilon)
+        return Value(self._reshape(out, *x.shape), x.shape)
+
+    def upsample(self, inputs: list[int], *, factor: list[int]) -> Value:
+        """A pixel becomes a row of equal ones: no Resize, whose rounding is an attribute of its own."""
+        x, (high, wide) = self._float(inputs[0]), factor
+        c, h, w = x.shape
+        split = self._reshape(x.name, c, h, 1, w, 1)
+        spread = self.onnx.node("Expand", split, self.onnx.integers(1, c, h, high, w, wide))
+        return Value(self._reshape(spread, c, h * high, w * wide), (c, h * high, w * wide))
+
+    def pixel_shuffle(self, inputs: list[int], *, factor: list[int]) -> Value:
+        x, (high, wide) = self._float(inputs[0]), factor
+        channels, h, w = x.shape
+        c = channels // (high * wide)
+        split = self._reshape(x.name, c, high, wide, h, w)
+        moved = self.onnx.node("Transpose", split, perm=[0, 1, 4, 2, 5, 3])
+        return Value(self._reshape(moved, c, h * high, w * wide), (c, h * high, w * wide))
+
+    def channel_shuffle(self, inputs: list[int], *, groups: int) -> Value:
+        x = self._float(inputs[0])
+        channels, h, w = x.shape
+        split = self._reshape(x.name, groups, channels // groups, h, w)
+        moved = self.onnx.node("Transpose", split, perm=[0, 2, 1, 3, 4])
+        return Value(self._reshape(moved, *x.shape), x.shape)
+
+
+CURVES: dict[str, Callable[[_Exporter, str], str]] = {
+    "sigmoid": _Exporter._sigmoid,
+    "tanh": lambda exporter, x: exporter.onnx.node("Tanh", x),
+    "silu": lambda exporter, x: exporter.onnx.node("Mul", x, exporter._sigmoid(x)),
+    "gelu": _Exporter._gelu,
+    "gelu_tanh": _Exporter._gelu_tanh,
+    "elu": lambda exporter, x: exporter.onnx.node("Elu", x),
+    "mish": lambda exporter, x: exporter.onnx.node("Mish", x),
+}
 
 OPS: dict[str, Callable[..., Value | Code]] = {
     method.__name__: method
@@ -444,6 +515,12 @@ OPS: dict[str, Callable[..., Value | Code]] = {
         _Exporter.pad,
         _Exporter.flatten,
         _Exporter.softmax,
+        _Exporter.log_softmax,
+        _Exporter.curve,
+        _Exporter.normalize,
+        _Exporter.upsample,
+        _Exporter.pixel_shuffle,
+        _Exporter.channel_shuffle,
     )
 }
 STEPS: dict[str, Callable[..., str]] = {

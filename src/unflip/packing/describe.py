@@ -105,6 +105,10 @@ def _shape(op: Fields, inputs: list[Shape]) -> Shape:
     if kind == "pad":
         sizes = zip(inputs[0], op["before"], op["after"], strict=True)
         return _triple([sum(parts) for parts in sizes])
+    if kind in ("upsample", "pixel_shuffle"):
+        high, wide = op["factor"]
+        shared = high * wide if kind == "pixel_shuffle" else 1
+        return c // shared, h * high, w * wide
     return (c * h * w, 1, 1) if kind == "flatten" else (c, h, w)
 
 

@@ -109,6 +109,78 @@ def batch_norm(
     return c.map(x, out, affine(scale, shift))
 
 
+@handles("group_norm")
+def group_norm(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Ref:
+    return _normalized(c, out, x, groups, weight, bias, eps)
+
+
+@handles("instance_norm")
+def instance_norm(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool = False,
+) -> Ref:
+    if not use_input_stats:
+        return batch_norm(c, out, x, weight, bias, mean, var, False, momentum, eps)
+    return _normalized(c, out, x, x.tensor.shape[1], weight, bias, eps)
+
+
+@handles("layer_norm")
+def layer_norm(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Ref:
+    if list(shape) != list(x.tensor.shape[1:]):
+        raise c.refuse(
+            f"over the last dimensions, {list(shape)}, of {tuple(x.tensor.shape)}; over all but the batch is there"
+        )
+    return _normalized(c, out, x, 1, weight, bias, eps)
+
+
+def _normalized(
+    c: Converter, out: Tensor, x: Ref, groups: int, weight: Any, bias: Any, eps: float
+) -> Ref:
+    """By mean and variance of runs of channels; then what was learned, one number a channel."""
+    if eps <= 0:
+        raise c.refuse(f"eps={eps}; above 0 is there")
+    plain = c.emit("normalize", [x], out, groups=int(groups), epsilon=float(eps))
+    if weight is None and bias is None:
+        return plain
+    return c.map(plain, out, affine(_learned(c, x, weight), _learned(c, x, bias)))
+
+
+def _learned(c: Converter, x: Ref, vector: Any) -> Array | None:
+    """(C) goes along the channels; LayerNorm's of a whole sample, (C, H, W), stays as it is."""
+    if vector is None:
+        return None
+    vector = c.constant(vector, "weight or bias")
+    along = vector.reshape(-1, *[1] * (x.tensor.dim() - 2)) if vector.dim() == 1 else vector
+    return c.vector(along, x)
+
+
 # Element by element
 
 
@@ -299,6 +371,45 @@ def _ramp(c: Converter, value: int, negated: bool) -> tuple[int, Array] | None:
     return value, scale
 
 
+def _curve(function: str) -> Handler:
+    def handler(c: Converter, out: Tensor, x: Ref) -> Ref:
+        return c.emit("curve", [x], out, function=function)
+
+    return handler
+
+
+HANDLERS.update({name: _curve(name) for name in ("sigmoid", "tanh", "silu", "mish")})
+
+
+@handles("gelu")
+def gelu(c: Converter, out: Tensor, x: Ref, approximate: str = "none") -> Ref:
+    return c.emit("curve", [x], out, function="gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+@handles("elu")
+def elu(
+    c: Converter, out: Tensor, x: Ref, alpha: float = 1, scale: float = 1, inner: float = 1
+) -> Ref:
+    """scale · x above 0, and scale · alpha · (e^(inner · x) − 1) below: what is below has a slope of its own."""
+    if inner != 1:
+        raise c.refuse(f"input_scale={inner}; 1 is there")
+    plain = c.emit("curve", [x], out, function="elu")
+    steps = [prelu(np.array([float(alpha)]))] if alpha != 1 else []
+    steps += [affine(np.array([float(scale)]), None)] if scale != 1 else []
+    return c.map(plain, out, *steps) if steps else plain
+
+
+@handles("celu")
+def celu(c: Converter, out: Tensor, x: Ref, alpha: float = 1) -> Ref:
+    scaled = c.map(x, out, affine(np.array([1 / alpha]), None))
+    return c.map(elu(c, out, scaled), out, affine(np.array([float(alpha)]), None))
+
+
+@handles("selu")
+def selu(c: Converter, out: Tensor, x: Ref) -> Ref:
+    return elu(c, out, x, 1.6732632423543772, 1.0507009873554805)
+
+
 # Pools
 
 
@@ -396,7 +507,41 @@ def softmax(c: Converter, out: Tensor, x: Ref, dim: int, *rest: Any) -> Ref:
     return c.emit("softmax", [x], out)
 
 
+@handles("log_softmax", "_log_softmax")
+def log_softmax(c: Converter, out: Tensor, x: Ref, dim: int, *rest: Any) -> Ref:
+    if _dims(x, [dim]) != [1]:
+        raise c.refuse(f"over dimension {dim}; over the channels, 1, is there")
+    return c.emit("log_softmax", [x], out)
+
+
 # Shapes
+
+
+@handles("upsample_nearest2d", "_upsample_nearest_exact2d")
+def upsample(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+    inside, outside = x.tensor.shape[2:], out.shape[2:]
+    if any(o % i for i, o in zip(inside, outside, strict=True)):
+        raise c.refuse(
+            f"it makes {tuple(outside)} of {tuple(inside)} pixels; a whole number of times as many is there"
+        )
+    factor = [o // i for i, o in zip(inside, outside, strict=True)]
+    return c.emit("upsample", [x], out, factor=factor)
+
+
+@handles("upsample_bilinear2d", "upsample_bicubic2d")
+def smooth_upsample(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+    raise c.refuse("the runtime has mode='nearest' only")
+
+
+@handles("pixel_shuffle")
+def pixel_shuffle(c: Converter, out: Tensor, x: Ref, factor: int) -> Ref:
+    c.shape(out)  # five dimensions are refused by their shape
+    return c.emit("pixel_shuffle", [x], out, factor=[int(factor)] * 2)
+
+
+@handles("channel_shuffle")
+def channel_shuffle(c: Converter, out: Tensor, x: Ref, groups: int) -> Ref:
+    return c.emit("channel_shuffle", [x], out, groups=int(groups))
 
 
 @handles("view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "unflatten")
@@ -411,8 +556,9 @@ def reshape(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
         return c.alias(x, out)
     if after == (before[0] * before[1] * before[2], *[1] * (len(after) - 1)):
         return c.viewed(x, c.emit("flatten", [x], out))
+    hint = "; channels are mixed by nn.ChannelShuffle and nn.PixelShuffle" if out.dim() > 4 else ""
     raise c.refuse(
-        f"it makes {tuple(out.shape)} of {tuple(x.tensor.shape)}; flattening an image to a vector is there"
+        f"it makes {tuple(out.shape)} of {tuple(x.tensor.shape)}; flattening an image to a vector is there{hint}"
     )
 
 

@@ -170,6 +170,49 @@ def softmax(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Te
     return inputs[0].double().softmax(1).to(torch.float32)
 
 
+def log_softmax(
+    op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]
+) -> Tensor:
+    return inputs[0].double().log_softmax(1).to(torch.float32)
+
+
+def curve(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    return _CURVES[op["function"]](inputs[0].double()).to(torch.float32)
+
+
+def normalize(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    return F.group_norm(inputs[0].double(), op["groups"], eps=op["epsilon"]).to(torch.float32)
+
+
+def upsample(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    high, wide = op["factor"]
+    return inputs[0].repeat_interleave(high, 2).repeat_interleave(wide, 3)
+
+
+def pixel_shuffle(
+    op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]
+) -> Tensor:
+    (n, c, h, w), (high, wide) = inputs[0].shape, op["factor"]
+    parts = inputs[0].view(n, c // (high * wide), high, wide, h, w)
+    return parts.permute(0, 1, 4, 2, 5, 3).reshape(n, -1, h * high, w * wide)
+
+
+def channel_shuffle(
+    op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]
+) -> Tensor:
+    return inputs[0].unflatten(1, (op["groups"], -1)).transpose(1, 2).flatten(1, 2)
+
+
+_CURVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "elu": F.elu,
+    "mish": F.mish,
+}
+
 _OPS: dict[str, Callable[[Fields, _Tensors, list[Tensor], list[Tensor]], Tensor]] = {
     "quantize": quantize,
     "conv": conv,
@@ -183,4 +226,10 @@ _OPS: dict[str, Callable[[Fields, _Tensors, list[Tensor], list[Tensor]], Tensor]
     "pad": pad,
     "flatten": flatten,
     "softmax": softmax,
+    "log_softmax": log_softmax,
+    "curve": curve,
+    "normalize": normalize,
+    "upsample": upsample,
+    "pixel_shuffle": pixel_shuffle,
+    "channel_shuffle": channel_shuffle,
 }
