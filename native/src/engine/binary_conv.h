@@ -17,7 +17,7 @@ std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer
                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
                                         const Kernels& kernels, int threads);
 
-// By vectors of popcounts, see ../kernels/popcount.h: the same shapes.
+// By vectors of popcounts, see ../kernels/popcount.h: the same shapes, and groups of whole bytes.
 std::unique_ptr<Task> make_popcount_conv(const Op& op, const Quantizer& quantizer, int input,
                                          const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
                                          const Kernels& kernels, int threads);

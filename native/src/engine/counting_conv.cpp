@@ -1,5 +1,5 @@
-// The window of a pixel is copied to 64-bit words (each tap begins a word; zeros in the padding), one row of words for each plane
-// and group, and compared with each filter's words, laid out alike.
+// The window of a pixel is copied to 64-bit words, the bits of all taps one after another (zeros in the padding), one row of words for
+// each plane and group, and compared with each filter's words, laid out alike.
 #include <algorithm>
 #include <cstring>
 
@@ -9,18 +9,19 @@
 namespace unflip {
 namespace {
 
-// count bits from bit `first` of `from` to words, zeros after them. Bytes beyond the last bit needed are not read.
-void copy_bits(const uint8_t* from, int first, int count, uint64_t* to) {
+// Adds `count` bits from bit `first` of `from` to words at bit `at`, which are zero there. Up to 7 bytes beyond the last bit are
+// read: values have slack for that.
+void copy_bits(const uint8_t* from, int first, int count, int64_t at, uint64_t* to) {
+  const int shift = first % 8, most = shift ? 56 : 64;  // that one word surely has
   from += first / 8;
-  const int shift = first % 8, bytes = (shift + count + 7) / 8;
-  for (int done = 0, byte = 0; done < count; done += 64, byte += 8) {
-    uint64_t low = 0, high = 0;
-    std::memcpy(&low, from + byte, std::min(8, bytes - byte));
-    if (shift && bytes - byte > 8) high = from[byte + 8];
-    uint64_t word = low >> shift;
-    if (shift) word |= high << (64 - shift);
-    if (count - done < 64) word &= (uint64_t{1} << (count - done)) - 1;
-    *to++ = word;
+  for (int n; count > 0; count -= n, at += n, from += most / 8) {
+    n = std::min(count, most);
+    uint64_t word;
+    std::memcpy(&word, from, 8);
+    word >>= shift;
+    if (n < 64) word &= (uint64_t{1} << n) - 1;
+    to[at / 64] |= word << (at % 64);
+    if (at % 64 + n > 64) to[at / 64 + 1] |= word >> (64 - at % 64);
   }
 }
 
@@ -31,7 +32,7 @@ class CountingConv : public Task {
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), input_(input),
         layout_(values[input].layout), channels_(op.conv.channels), groups_(op.conv.groups),
         group_filters_(op.conv.filters / op.conv.groups), filters_(op.conv.filters),
-        words_((channels_ + 63) / 64 * window_.kernel.h * window_.kernel.w), finisher_(std::move(finisher)) {
+        words_(static_cast<int>((int64_t{channels_} * window_.kernel.h * window_.kernel.w + 63) / 64)), finisher_(std::move(finisher)) {
     pack(op.conv);
     const int pixels = finisher_->pixels();
     cut_ = Cut(pixels, std::max(pixels / 64, threads > 1 ? threads * kJobsPerThread : 1), 1);
@@ -44,7 +45,14 @@ class CountingConv : public Task {
     parallel(context, cut_.jobs, [&](int job, int thread) {
       const Scratch scratch(places_, context.scratch_of(thread));
       const FinishTarget target = finisher_->target(context);
-      for (int pixel = cut_.first(job); pixel < cut_.last(job); pixel++) run_pixel(context, target, scratch, pixel);
+      Taps rows, columns;  // that the signs are of
+      for (int pixel = cut_.first(job); pixel < cut_.last(job); pixel++) {
+        const int y = pixel / window_.out.width, x = pixel % window_.out.width;
+        const bool same = pixel > cut_.first(job) && rows == window_.row_taps(y) && columns == window_.column_taps(x);
+        rows = window_.row_taps(y), columns = window_.column_taps(x);
+        if (sums_.counts_border() && !same) sums_.inside_signs(rows, columns, scratch.signs);
+        run_pixel(context, target, scratch, pixel, rows, columns);
+      }
     });
   }
 
@@ -76,8 +84,6 @@ class CountingConv : public Task {
           signs(reinterpret_cast<int32_t*>(base + p.signs)), sums(reinterpret_cast<float*>(base + p.sums)) {}
   };
 
-  int tap_words() const { return (channels_ + 63) / 64; }
-
   void pack(const Convolution& conv) {
     const int taps = conv.kernel.h * conv.kernel.w;
     weights_.assign(int64_t{conv.bases} * filters_ * words_, 0);
@@ -85,8 +91,10 @@ class CountingConv : public Task {
     for (int64_t filter = 0; filter < int64_t{conv.bases} * filters_; filter++)
       for (int c = 0; c < channels_; c++)
         for (int t = 0; t < taps; t++, bit++)
-          if (conv.bits[bit / 8] >> (bit % 8) & 1)
-            weights_[filter * words_ + t * tap_words() + c / 64] |= uint64_t{1} << (c % 64);
+          if (conv.bits[bit / 8] >> (bit % 8) & 1) {
+            const int at = t * channels_ + c;
+            weights_[filter * words_ + at / 64] |= uint64_t{1} << (at % 64);
+          }
   }
 
   void copy_window(const uint8_t* plane, int y, int x, int group, Taps rows, Taps columns, uint64_t* to) const {
@@ -95,14 +103,13 @@ class CountingConv : public Task {
       for (int c = columns.first; c < columns.last; c++) {
         const int row = window_.row(y) + r * window_.dilation.h, column = window_.column(x) + c * window_.dilation.w;
         copy_bits(plane + layout_.at(row, column), group * channels_, channels_,
-                  to + (r * window_.kernel.w + c) * tap_words());
+                  (int64_t{r} * window_.kernel.w + c) * channels_, to);
       }
   }
 
-  void run_pixel(const RunContext& context, const FinishTarget& target, const Scratch& s, int pixel) const {
+  void run_pixel(const RunContext& context, const FinishTarget& target, const Scratch& s, int pixel, Taps rows,
+                 Taps columns) const {
     const int y = pixel / window_.out.width, x = pixel % window_.out.width;
-    const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
-    if (sums_.counts_border()) sums_.inside_signs(rows, columns, s.signs);
     for (int g = 0; g < groups_; g++) {
       int32_t plane_sums[9] = {};
       plane_sums[sums_.planes()] = channels_ * (rows.last - rows.first) * (columns.last - columns.first);

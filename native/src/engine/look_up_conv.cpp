@@ -300,10 +300,17 @@ class LookUpConv : public Task {
   int counts_before_ = 0, counts_of_strip_ = 0;
 };
 
+// Popcount alone knows groups, if each is whole bytes of a pixel and of what is made, and needs no sum of its window.
+bool knows_groups(const Convolution& conv, const Kernels& kernels) {
+  if (conv.groups == 1) return true;
+  const bool plain = std::all_of(conv.offset.begin(), conv.offset.end(), [](float v) { return v == 0; });
+  return kernels.popcount_tile && plain && conv.channels % 8 == 0 && conv.filters / conv.groups % 8 == 0;
+}
+
 }  // namespace
 
 bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const Kernels& kernels) {
-  if (!kernels.prefer_look_up || op.conv.groups != 1) return false;
+  if (!kernels.prefer_look_up || !knows_groups(op.conv, kernels)) return false;
   const Window window(op.conv, in, op.shape);
   if (!window.padding_is_moderate()) return false;
   const int64_t depth = int64_t{padded(in.channels)} * op.conv.kernel.h * op.conv.kernel.w;

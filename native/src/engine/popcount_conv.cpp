@@ -5,6 +5,8 @@
 //
 //     code           ... | x-1 | x | x+1 | ...         three rows of it, for a 3 x 3 kernel
 //     window of x    | x-1 | x | x+1 | x-1 | x | x+1 | x-1 | x | x+1 | 0 |      up to a whole number of words
+//
+// A group of channels is some bytes of every pixel: its windows are copied and counted by themselves.
 #include <algorithm>
 
 #include "../kernels/popcount.h"
@@ -20,18 +22,22 @@ constexpr int kGrain = 8;                  // pixels: whole tiles
 
 // Filters that go through a tile together.
 struct Block {
-  int filters, first;
-  int64_t weights;  // where its weights begin
+  int filters, first, last;  // `filters` is what fits, first .. last - 1 what there is
+  int64_t weights;           // where its weights begin
 };
 
-std::vector<Block> cut_in_blocks(int filters, int words) {
+// Group by group, as many blocks in each.
+std::vector<Block> cut_in_blocks(int filters, int groups, int words) {
   std::vector<Block> blocks;
   int64_t at = 0;
-  for (int first = 0; first < filters;) {
-    const int size = filters - first > 16 ? 32 : 16;
-    blocks.push_back({size, first, at});
-    at += int64_t{words} * size;
-    first += size;
+  for (int group = 0; group < groups; group++) {
+    const int end = filters / groups * (group + 1);
+    for (int first = filters / groups * group; first < end;) {
+      const int size = end - first > 16 ? 32 : 16;
+      blocks.push_back({size, first, std::min(first + size, end), at});
+      at += int64_t{words} * size;
+      first += size;
+    }
   }
   return blocks;
 }
@@ -43,8 +49,9 @@ class PopcountConv : public Task {
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels),
         input_(input), layout_(values[input].layout), finisher_(std::move(finisher)),
         count_finisher_(window_, sums_, *finisher_, input, layout_, kernels),
-        words_((window_.kernel.h * window_.kernel.w * layout_.pixel_bytes + 3) / 4),
-        blocks_(cut_in_blocks(op.conv.filters, words_)) {
+        groups_(op.conv.groups), group_bytes_(layout_.pixel_bytes / groups_),
+        words_((window_.kernel.h * window_.kernel.w * group_bytes_ + 3) / 4),
+        blocks_(cut_in_blocks(op.conv.filters, groups_, words_)) {
     pack(op.conv);
     choose_jobs(threads);
     plan_thread_scratch();
@@ -66,7 +73,7 @@ class PopcountConv : public Task {
     first_weight_ = static_cast<int64_t>(-reinterpret_cast<intptr_t>(weights_.data()) & 63) / 4;
     for (int b = 0; b < conv.bases; b++)
       for (const Block& block : blocks_)
-        for (int f = 0; f < block.filters && block.first + f < conv.filters; f++) pack_filter(conv, b, block, f);
+        for (int f = 0; block.first + f < block.last; f++) pack_filter(conv, b, block, f);
   }
 
   void pack_filter(const Convolution& conv, int base, const Block& block, int f) {
@@ -75,7 +82,7 @@ class PopcountConv : public Task {
     int64_t bit = (int64_t{base} * conv.filters + block.first + f) * conv.channels * taps;
     for (int c = 0; c < conv.channels; c++)
       for (int t = 0; t < taps; t++, bit++) {
-        const int at = t * layout_.pixel_bytes * 8 + c;
+        const int at = t * group_bytes_ * 8 + c;
         if (conv.bits[bit / 8] >> (bit % 8) & 1) row[odd + at / 32] |= uint32_t{1} << (at % 32);
       }
     pair_words(row.data(), window_step());
@@ -103,8 +110,6 @@ class PopcountConv : public Task {
     const int first = strips_.first(job), last = strips_.last(job);
     uint8_t* scratch = context.scratch_of(thread);
     uint32_t* windows = reinterpret_cast<uint32_t*>(scratch);
-    for (int p = 0; p < sums_.planes(); p++)
-      copy_windows(context.codes[input_] + p * layout_.plane_bytes, first, last, windows + p * plane_words_);
     uint16_t* counts = reinterpret_cast<uint16_t*>(scratch + counts_at_);
     CountFinisher::Strip strip;
     strip.counts = counts;
@@ -112,12 +117,19 @@ class PopcountConv : public Task {
     strip.first = first;
     strip.last = last;
     strip.sums = reinterpret_cast<float*>(scratch + sums_at_);
-    for (const Block& block : blocks_) {
-      count_strip(block, windows, last - first, counts);
-      strip.pixel_stride = block.filters;
-      strip.channel = block.first;
-      strip.channels = std::min(block.filters, finisher_->stride() - block.first);
-      count_finisher_.finish(context, strip);
+    const size_t blocks = blocks_.size() / groups_;
+    for (int group = 0; group < groups_; group++) {
+      for (int p = 0; p < sums_.planes(); p++)
+        copy_windows(context.codes[input_] + p * layout_.plane_bytes + group * group_bytes_, first, last,
+                     windows + p * plane_words_);
+      for (size_t b = group * blocks; b < (group + 1) * blocks; b++) {
+        const Block& block = blocks_[b];
+        count_strip(block, windows, last - first, counts);
+        strip.pixel_stride = block.filters;
+        strip.channel = block.first;
+        strip.channels = std::min(block.filters, padded(block.last) - block.first);
+        count_finisher_.finish(context, strip);
+      }
     }
   }
 
@@ -127,9 +139,9 @@ class PopcountConv : public Task {
     copy.pixel_step = int64_t{window_.stride.w} * layout_.pixel_bytes;
     copy.rows = window_.kernel.h;
     copy.row_step = window_.dilation.h * layout_.row_bytes;
-    const bool together = window_.dilation.w == 1;
+    const bool together = window_.dilation.w == 1 && groups_ == 1;
     copy.runs = together ? 1 : window_.kernel.w;
-    copy.run = together ? window_.kernel.w * layout_.pixel_bytes : layout_.pixel_bytes;
+    copy.run = together ? window_.kernel.w * group_bytes_ : group_bytes_;
     copy.run_step = int64_t{window_.dilation.w} * layout_.pixel_bytes;
     const int width = window_.out.width;
     for (int pixel = first; pixel < last; pixel += copy.pixels) {
@@ -170,6 +182,7 @@ class PopcountConv : public Task {
   CodeLayout layout_;
   std::unique_ptr<Finisher> finisher_;
   CountFinisher count_finisher_;
+  int groups_, group_bytes_;
   int words_;  // of a window
   std::vector<Block> blocks_;
 
