@@ -279,7 +279,7 @@ def old_weight_norm() -> nn.Module:
 
 
 UNSUPPORTED: dict[str, tuple[Any, str]] = {
-    "Conv1d": (lambda: nn.Conv1d(4, 4, 3), "only nn.Conv2d and nn.Linear"),
+    "Conv1d": (lambda: nn.Conv1d(4, 4, 3), r"nn.Conv2d with a kernel of \(1, 3\)"),
     "Conv3d": (lambda: nn.Conv3d(4, 4, 3), "only nn.Conv2d and nn.Linear"),
     "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 4, 3), "only nn.Conv2d and nn.Linear"),
     "Bilinear": (lambda: nn.Bilinear(4, 4, 3), "only nn.Conv2d and nn.Linear"),

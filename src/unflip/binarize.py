@@ -151,6 +151,9 @@ def _refuse_unsupported(name: str, module: nn.Module) -> None:
         reason = "its shape is not known yet; run the model once first"
     elif type(module) not in _BINARY_CLASS:
         reason = "only nn.Conv2d and nn.Linear themselves have a binary form here"
+        if isinstance(module, nn.Conv1d):
+            size = module.kernel_size[0]
+            reason += f" (on (N, C, 1, L) an nn.Conv2d with a kernel of (1, {size}) does the same)"
     elif not isinstance(module.weight, nn.Parameter) or "weight" not in module._parameters:
         reason = "its weight is not a parameter (weight_norm? pruning?); make it one first"
     elif "forward" in module.__dict__:

@@ -21,12 +21,13 @@ import pytest
 import torch
 
 import unflip
-from unflip import models
+from unflip import models, pack
 from unflip.packing.file import Packed, read, write
 from unflip.packing.reference import evaluate
 from unflip.runtime._native import Network
+from unflip.runtime.images import probabilities
 
-NETWORKS = ["residual", "pools", "levels", "pieces", "vector"]
+NETWORKS = ["residual", "pools", "levels", "pieces", "smooth", "vector"]
 Files = dict[str, Path]
 
 
@@ -348,6 +349,14 @@ def test_predict(unflip: Callable[..., Any], files: Files, tmp_path: Path) -> No
     assert lines[1].split() == [f"{expected[best]:.2%}", ["cat", "dog", "Käfer", "鳥"][best]]
 
 
+def test_sigmoids_are_probabilities_already(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Sigmoid())
+    pack(model, torch.randn(2, 5), tmp_path / "several.unflip")
+    network = unflip.load(tmp_path / "several.unflip")
+    outputs = network(some_input(network))
+    assert (probabilities(outputs, network) == outputs).all()
+
+
 def test_predict_scales_sixteen_bits(files: Files, tmp_path: Path) -> None:
     from PIL import Image
 
@@ -372,6 +381,9 @@ def test_predict_says_what_is_wrong(
 ) -> None:
     assert "no such file" in unflip("predict", tmp_path / "no.unflip", "x.png").err
     assert "no classifier" in unflip("predict", files["pieces"], "x.png").err
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 1))
+    pack(model, torch.randn(2, 3, 2, 2), tmp_path / "one.unflip")
+    assert "no classes to choose" in unflip("predict", tmp_path / "one.unflip", "x.png").err
     missing = unflip("predict", files["residual"], tmp_path / "x.png")
     assert missing.code == 1
     assert "x.png" in missing.err

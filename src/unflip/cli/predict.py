@@ -59,6 +59,8 @@ def _classifier(path: Path, threads: int) -> Model:
     network = _loaded(path, threads)
     if len(network.output_shape) != 1:
         raise ValueError(f"{path} is no classifier: its output is {network.output_shape}")
+    if network.output_shape == (1,):  # the largest of one number is always the first
+        raise ValueError(f"{path} has one output, so there are no classes to choose from")
     return network
 
 

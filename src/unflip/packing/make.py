@@ -70,13 +70,14 @@ def _answer(model: nn.Module, example: Tensor) -> Tensor:
     try:
         with torch.no_grad():
             answer = model(example)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # TypeError: a second input, say
         raise CannotPack(
             f"the model cannot run on example_input of shape {tuple(example.shape)}: {error}"
         ) from error
     if not isinstance(answer, Tensor):
         raise CannotPack(
-            f"the model returns a {type(answer).__name__}; a packed network has one tensor for output"
+            f"the model returns a {type(answer).__name__}; a packed network has one tensor for output: join several "
+            "with torch.cat(..., 1), and slice what the packed network returns"
         )
     return answer
 
