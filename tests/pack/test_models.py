@@ -97,6 +97,9 @@ CASES = {
     "chunks": lambda x: torch.cat(x.chunk(3, 1)[::-1], 1),
     "in place": lambda x: (x * 1).relu_().add_(1).mul_(2).clamp_(max=3),
     "division": lambda x: x / 3 + (1 - x),
+    "division by channels": lambda x: (
+        (x - torch.arange(6.0).view(6, 1, 1)) / torch.linspace(1, 2, 6).view(1, 6, 1, 1)
+    ),
     "views": lambda x: x.flatten(1).unsqueeze(-1).unsqueeze(-1).reshape(len(x), -1) * 2,
     "clamps": lambda x: x.clamp(-1, 1).clamp_min(-0.5).clamp_max(0.25),
     "clamps without an end": lambda x: (

@@ -71,6 +71,7 @@ REFUSED = {
         r"it adds .* both should have one shape",
     ),
     "division": (lambda x: 1 / (x * x + 1), r"aten\.(reciprocal|div)"),
+    "division by zero": (lambda x: x / torch.tensor([0.0]), r"it divides by zero"),
     "dropout": (lambda x: F.dropout(x, 0.5), r"drops values at random even in evaluation mode"),
     "dilated pool": (lambda x: F.max_pool2d(x, 2, dilation=2), r"dilation=\[2, 2\].*has none"),
     "uneven windows": (lambda x: F.adaptive_avg_pool2d(x, 4), r"windows of several sizes"),

@@ -329,7 +329,10 @@ def div(c: Converter, out: Tensor, a: Any, b: Any, rounding_mode: str | None = N
     if not isinstance(a, Ref) or isinstance(b, Ref) or rounding_mode is not None:
         raise c.refuse("only division by a constant is there")
     with np.errstate(divide="ignore"):
-        return mul(c, out, a, torch.from_numpy(1 / c.vector(b, a)))
+        scale = 1 / c.vector(b, a)
+    if not finite(scale):
+        raise c.refuse("it divides by zero")
+    return c.map(a, out, affine(scale, None))
 
 
 def _two_slopes(c: Converter, out: Tensor, a: Ref, b: Ref, side: float) -> Ref | None:
