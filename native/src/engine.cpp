@@ -142,10 +142,9 @@ class EngineImpl : public Engine {
     if (!graph_.is_code(input))
       return make_float_conv(op, input, plan_.values, std::move(finisher), nullptr, nullptr, threads_);
     const Quantizer& quantizer = graph_.ops[input - 1].quantizer;
-    if (counts_channels(op))
-      return make_channel_count(op, quantizer, input, plan_.values, std::move(finisher), threads_);
     if (!looks_up(op, quantizer, graph_.shape(input), kernels_))
-      return make_counting_conv(op, quantizer, input, plan_.values, std::move(finisher), threads_);
+      return (counts_channels(op) ? make_channel_count : make_counting_conv)(op, quantizer, input, plan_.values,
+                                                                             std::move(finisher), threads_);
     const auto make = kernels_.popcount_tile ? make_popcount_conv : make_look_up_conv;
     return make(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
   }

@@ -484,6 +484,8 @@ class Builder {
     o.filters = o.groups * std::max(1, r.pick({1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 49, 63, 64, 65, 100}) /
                                            (o.groups > 1 ? o.groups : 1));
     o.filters = std::min(o.filters, std::max(o.groups, most_filters / o.groups * o.groups));
+    const int few = r.pick({2, 4});
+    if (s.channels % few == 0 && s.channels > few && r.chance(15)) o.groups = s.channels / few, o.filters = s.channels;
     const int groups = r.in(2, 4);
     if (s.channels % (8 * groups) == 0 && r.chance(30)) o.groups = groups, o.filters = groups * r.pick({8, 16, 24, 40});
     const int kernel = r.pick({1, 1, 2, 3, 3, 3, 3, 4, 5, 7});

@@ -22,7 +22,7 @@ std::unique_ptr<Task> make_popcount_conv(const Op& op, const Quantizer& quantize
                                          const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
                                          const Kernels& kernels, int threads);
 
-// By counting differing bits of 64 channels at a time: a filter for every channel, without an offset.
+// By counting differing bits of 64 channels at a time: a filter for every channel, of 1, 2 or 4 channels, without an offset.
 bool counts_channels(const Op& op);
 std::unique_ptr<Task> make_channel_count(const Op& op, const Quantizer& quantizer, int input,
                                          const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,

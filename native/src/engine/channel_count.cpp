@@ -1,17 +1,19 @@
-// Convolution of a code with a binary filter for every channel. A word has the bits of 64 channels at one tap: its differences from
+// Convolution of a code with a binary filter for every channel, of that channel alone or of the few of its group. A word has the bits of 64 channels at one tap: its differences from
 // the weights are one word too, and the words of all taps are added channel by channel with one digit of the counts a word:
 //
 //     tap 0    0 1 1 0 ...              ones     0 1 0 1 ...
 //     tap 1    0 1 0 1 ...    - add ->  twos     0 1 1 0 ...       channel 1: 1 + 2 + 4 * 0 = 3 differences
 //     tap 2    0 1 1 0 ...              fours    0 0 0 0 ...
 //
-// Then the digits of eight channels at a time become eight bytes.
+// Then the digits of eight channels at a time become eight bytes. In a group of several channels every one of them is a tap of its
+// own, its bit spread over the group's:
+//
+//     code     a b c d  e f g h ...     first taps   a a a a  e e e e ...     second   b b b b  f f f f ...
 #include <algorithm>
 #include <cstring>
 
 #include "binary_conv.h"
 #include "binary_sums.h"
-#include "depthwise_conv.h"
 
 namespace unflip {
 namespace {
@@ -44,7 +46,7 @@ class ChannelCount : public Task {
                std::unique_ptr<Finisher> finisher, int threads)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), input_(input),
         layout_(values[input].layout), channels_(op.conv.filters), words_((channels_ + 63) / 64),
-        taps_(op.conv.kernel.h * op.conv.kernel.w), finisher_(std::move(finisher)) {
+        group_(op.conv.channels), taps_(op.conv.kernel.h * op.conv.kernel.w * group_), finisher_(std::move(finisher)) {
     pack(op.conv);
     const int pixels = finisher_->pixels();
     cut_ = Cut(pixels, std::max(pixels / 64, threads > 1 ? threads * kJobsPerThread : 1), 1);
@@ -76,14 +78,23 @@ class ChannelCount : public Task {
  private:
   int64_t counts_stride() const { return int64_t{words_} * 64; }
 
+  // Taps of a filter are first its channels', then the kernel's in the file; here it is the other way round.
   void pack(const Convolution& conv) {
     weights_.assign(int64_t{conv.bases} * taps_ * words_, 0);
+    const int places = taps_ / group_;
     for (int64_t filter = 0, bit = 0; filter < int64_t{conv.bases} * channels_; filter++)
       for (int t = 0; t < taps_; t++, bit++)
         if (conv.bits[bit / 8] >> (bit % 8) & 1) {
-          const int c = static_cast<int>(filter % channels_);
-          weights_[(filter / channels_ * taps_ + t) * words_ + c / 64] |= uint64_t{1} << (c % 64);
+          const int c = static_cast<int>(filter % channels_), tap = t % places * group_ + t / places;
+          weights_[(filter / channels_ * taps_ + tap) * words_ + c / 64] |= uint64_t{1} << (c % 64);
         }
+  }
+
+  // Bit `which` of every group in all bits of the group.
+  uint64_t spread_in_groups(uint64_t word, int which) const {
+    if (group_ == 1) return word;
+    const uint64_t all = (uint64_t{1} << group_) - 1, first = ~uint64_t{0} / all;
+    return (word >> which & first) * all;
   }
 
   // Differences of all channels at one pixel: bytes [base][plane][channel].
@@ -103,16 +114,19 @@ class ChannelCount : public Task {
     const uint64_t* weights = &weights_[int64_t{base} * taps_ * words_ + word];
     int tap = 0;
     for (int r = 0; r < window_.kernel.h; r++)
-      for (int c = 0; c < window_.kernel.w; c++, tap++, weights += words_) {
-        uint64_t carry = *weights;  // a plane is 0 in the padding
+      for (int c = 0; c < window_.kernel.w; c++) {
+        uint64_t pixel = 0;  // in the padding
         if (r >= rows.first && r < rows.last && c >= columns.first && c < columns.last) {
           const int row = window_.row(y) + r * window_.dilation.h, column = window_.column(x) + c * window_.dilation.w;
-          carry ^= load(code + layout_.at(row, column), bytes);
+          pixel = load(code + layout_.at(row, column), bytes);
         }
-        for (int i = 0; i < digits_[tap]; i++) {
-          const uint64_t digit = digits[i];
-          digits[i] = digit ^ carry;
-          carry &= digit;
+        for (int which = 0; which < group_; which++, tap++, weights += words_) {
+          uint64_t carry = *weights ^ spread_in_groups(pixel, which);
+          for (int i = 0; i < digits_[tap]; i++) {
+            const uint64_t digit = digits[i];
+            digits[i] = digit ^ carry;
+            carry &= digit;
+          }
         }
       }
   }
@@ -146,7 +160,7 @@ class ChannelCount : public Task {
   BinarySums sums_;
   int input_;
   CodeLayout layout_;
-  int channels_, words_, taps_;
+  int channels_, words_, group_, taps_;  // group_: channels of a filter
   std::vector<int> digits_ = digits_after(taps_);
   std::vector<uint64_t> weights_;  // [base][tap][word]
   Cut cut_;
@@ -159,7 +173,9 @@ class ChannelCount : public Task {
 bool counts_channels(const Op& op) {
   const Convolution& c = op.conv;
   const bool plain = std::all_of(c.offset.begin(), c.offset.end(), [](float v) { return v == 0; });
-  return is_depthwise(op) && plain && int64_t{c.kernel.h} * c.kernel.w <= kMostTaps;
+  const bool few = c.channels == 1 || c.channels == 2 || c.channels == 4;  // no group lies in two words; from 8 on windows are faster
+  return c.groups > 1 && c.filters == c.groups * c.channels && few && plain &&
+         int64_t{c.channels} * c.kernel.h * c.kernel.w <= kMostTaps;
 }
 
 std::unique_ptr<Task> make_channel_count(const Op& op, const Quantizer& quantizer, int input,
