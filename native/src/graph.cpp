@@ -647,6 +647,9 @@ Graph load_graph(const uint8_t* data, size_t size, bool check_hash) {
   return Loader(read_container(data, size, check_hash)).load();
 }
 
-const char* kind_name(OpKind kind) { return kKinds[static_cast<size_t>(kind)].data(); }
+const char* kind_name(const Op& op) {
+  if (op.kind == OpKind::Curve) return kCurves[static_cast<size_t>(op.curve)].data();
+  return kKinds[static_cast<size_t>(op.kind)].data();
+}
 
 }  // namespace unflip

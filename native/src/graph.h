@@ -100,6 +100,6 @@ struct Graph {
 // field and what would be right. check_hash = false is for fuzzing: a mutated file's hash is always wrong.
 Graph load_graph(const uint8_t* data, size_t size, bool check_hash = true);
 
-const char* kind_name(OpKind kind);  // as in the file: "max_pool"
+const char* kind_name(const Op& op);  // as in the file: "max_pool"; of a curve its function
 
 }  // namespace unflip

@@ -100,7 +100,7 @@ unflip_model* make_model(const uint8_t* data, size_t size, int threads) {
   model->engine = Engine::create(unflip::load_graph(data, size), isa, model->threads);
   if (model->engine->workspace_bytes() > kMaxWorkspace) fail("a run would need more than 2^34 bytes of memory");
   if (model->threads > 1) model->pool = std::make_unique<ThreadPool>(model->threads);
-  for (const unflip::Op& op : model->engine->graph().ops) model->names.push_back(unflip::kind_name(op.kind) + (" " + op.name));
+  for (const unflip::Op& op : model->engine->graph().ops) model->names.push_back(unflip::kind_name(op) + (" " + op.name));
   return model.release();
 }
 

@@ -357,6 +357,14 @@ def test_sigmoids_are_probabilities_already(tmp_path: Path) -> None:
     assert (probabilities(outputs, network) == outputs).all()
 
 
+def test_another_curve_at_the_end_is_no_probability(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh())
+    pack(model, torch.randn(2, 5), tmp_path / "tanh.unflip")
+    network = unflip.load(tmp_path / "tanh.unflip")
+    assert network.ops[-1].startswith("tanh ")
+    assert probabilities(network(some_input(network)), network).sum(-1) == pytest.approx(1.0)
+
+
 def test_predict_scales_sixteen_bits(files: Files, tmp_path: Path) -> None:
     from PIL import Image
 

@@ -1,5 +1,6 @@
-// Convolution of a code with a binary filter for every channel, of that channel alone or of the few of its group. A word has the bits of 64 channels at one tap: its differences from
-// the weights are one word too, and the words of all taps are added channel by channel with one digit of the counts a word:
+// Convolution of a code with a binary filter for every channel, of that channel alone or of the few of its group. A word has the
+// bits of 64 channels at one tap: its differences from the weights are one word too, and the words of all taps are added channel by
+// channel with one digit of the counts a word:
 //
 //     tap 0    0 1 1 0 ...              ones     0 1 0 1 ...
 //     tap 1    0 1 0 1 ...    - add ->  twos     0 1 1 0 ...       channel 1: 1 + 2 + 4 * 0 = 3 differences

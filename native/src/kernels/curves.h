@@ -9,7 +9,8 @@
 namespace unflip {
 namespace {
 
-// e^x for x in -87 .. 88; beyond, that of the nearest of them. 2^n * e^r with |r| <= ln(2) / 2.
+// e^x for x in -87 .. 88; beyond, that of the nearest of them. 2^n * e^r with |r| <= ln(2) / 2, where the polynomial is that of
+// Cephes' expf (Moshier).
 UNFLIP_INLINE float exponential(float x) {
   x = x > -87.f ? x : -87.f;  // a NaN too: the cast below must have a number
   x = x < 88.f ? x : 88.f;

@@ -53,7 +53,7 @@ def normalized(pixels: Array, model: Model) -> Array:
 
 def probabilities(outputs: Array, model: Model) -> Array:
     """Softmax over the classes, unless it, or a sigmoid for each class, is the network's own last op."""
-    if model.ops and model.ops[-1].startswith(("softmax ", "curve ")):
+    if model.ops and model.ops[-1].startswith(("softmax ", "sigmoid ")):
         return outputs
     shifted = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
