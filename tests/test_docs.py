@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import unflip
+from unflip import models
 from unflip.methods import base
+from unflip.models import base as models_base
 from unflip.train.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -143,7 +145,7 @@ def test_lns_snippet_runs(capsys):
 
 
 def test_the_new_method_of_the_guide_works():
-    source, its_test = code_blocks(ROOT / "docs" / "new-method.md")
+    source, _, its_test = code_blocks(ROOT / "docs" / "new-method.md")
     scope: dict = {"__name__": "tanhsign"}
     try:
         exec(compile(source, "tanhsign.py", "exec", dont_inherit=True), scope)
@@ -160,3 +162,16 @@ def test_the_new_method_of_the_guide_works():
         assert wrapped.method.base.name == "tanhsign"
     finally:
         base._REGISTRY.pop("tanhsign", None)
+
+
+def test_the_network_of_the_guide_trains_by_any_method(tmp_path):
+    _, source, _ = code_blocks(ROOT / "docs" / "new-method.md")
+    try:
+        exec(compile(source, "mynet.py", "exec", dont_inherit=True), {"__name__": "mynet"})
+        for method in ("float", "xnor", {"name": "lns", "base": "dorefa"}):
+            network = models.create("mynet", method, width=4)
+            network(torch.randn(2, 1, 8, 8)).sum().backward()
+        skipped = models.create("mynet", "xnor")
+        assert [type(layer) is nn.Conv2d for layer in (skipped[0], skipped[2])] == [True, False]
+    finally:
+        models_base._REGISTRY.pop("mynet", None)

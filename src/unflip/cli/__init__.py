@@ -28,10 +28,18 @@ from unflip.train.loop import TrainingStopped
 from unflip.train.loop import train as train_recipe
 from unflip.train.recipe import Recipe, load_recipe, named_in, recipe_names
 from unflip.train.runs import find_runs
+from unflip.uses import ModuleMissing, use
 
 __all__ = ["app", "deploy", "export", "predict", "report", "run", "study"]
 
 STOPPED = 130  # what shells expect after Ctrl-C
+
+FORESEEN = (ValueError, TypeError, CheckpointError, TrainingStopped, ModuleMissing, OSError)
+
+Uses = Annotated[
+    list[str] | None,
+    typer.Option(help="A Python module with methods or networks of your own (repeat for more)."),
+]
 
 
 def run() -> None:
@@ -42,7 +50,7 @@ def run() -> None:
         code = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):  # typer makes one of these, or a code, of Ctrl-C
         code = STOPPED
-    except (ValueError, TypeError, CheckpointError, TrainingStopped, OSError) as error:
+    except FORESEEN as error:
         print(f"unflip: {error}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
@@ -70,8 +78,10 @@ def _version(
 @app.command("methods")
 def list_methods(
     name: Annotated[str | None, typer.Argument(help="Describe this one.")] = None,
+    uses: Uses = None,
 ) -> None:
     """List the binarization methods, or describe one: formulas, paper, options."""
+    _use(uses)
     if name is not None:
         cls = methods.config_class(name)
         print(inspect.getdoc(inspect.getmodule(cls)))
@@ -106,8 +116,10 @@ def cost(
         list[str] | None, typer.Option(help="Model option, e.g. --model-option variant=bireal.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    uses: Uses = None,
 ) -> None:
     """Count memory (bits) and FLOPs as the papers do, on one image of the model's published size."""
+    _use(uses)
     chosen: Any = {"name": method, **_pairs(option)} if option else method
     with torch.device("meta"):  # shapes are all that counts: nothing is allocated
         network = models.create(model, chosen, **_pairs(model_option))
@@ -116,6 +128,11 @@ def cost(
         print(json.dumps({"model": model, "method": method, **dataclasses.asdict(counted)}))
         return
     _print_cost(f"{model}, {method}", counted)
+
+
+def _use(modules: list[str] | None) -> None:
+    for module in modules or []:
+        use(module)
 
 
 def _print_cost(title: str, counted: Cost) -> None:

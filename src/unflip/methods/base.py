@@ -324,13 +324,20 @@ def register(name: str) -> Callable[[type[M]], type[M]]:
     """Class decorator: make a method known by ``name`` to recipes, ``binarize`` and the CLI."""
 
     def add(cls: type[M]) -> type[M]:
-        if name in _REGISTRY:
-            raise ValueError(f"method {name!r} is already registered by {_REGISTRY[name]!r}")
+        there = _REGISTRY.get(name)
+        if there is not None and not same_definition(there, cls):
+            raise ValueError(f"method {name!r} is already registered by {there!r}")
         cls.name = name
         _REGISTRY[name] = cls
         return cls
 
     return add
+
+
+def same_definition(old: Any, new: Any) -> bool:
+    """Whether ``new`` is ``old`` defined again: a notebook's cell that is run twice, a module that is reloaded."""
+    names = [(one.__module__, one.__qualname__) for one in (old, new)]
+    return old is not new and names[0] == names[1]
 
 
 def names() -> list[str]:

@@ -3,6 +3,7 @@
 from unflip.models.alexnet import alexnet
 from unflip.models.base import (
     all_options,
+    binary_twin,
     check_names,
     create,
     input_shape,
@@ -16,6 +17,7 @@ from unflip.models.vgg import vgg_small
 __all__ = [
     "alexnet",
     "all_options",
+    "binary_twin",
     "check_names",
     "create",
     "input_shape",

@@ -18,7 +18,7 @@ from torch import nn
 
 from unflip.binarize import binarize
 from unflip.hints import known
-from unflip.methods.base import Method, resolve
+from unflip.methods.base import Method, resolve, same_definition
 from unflip.methods.base import names as method_names
 
 MethodLike = str | Mapping[str, Any] | Method
@@ -48,8 +48,9 @@ def register_model(
     """
 
     def add(build: Builder) -> Builder:
-        if name in _REGISTRY:
-            raise ValueError(f"model {name!r} is already registered by {_REGISTRY[name].build!r}")
+        there = _REGISTRY.get(name)
+        if there is not None and not same_definition(there.build, build):
+            raise ValueError(f"model {name!r} is already registered by {there.build!r}")
         _REGISTRY[name] = _Entry(build, input_shape, parts)
         return build
 
@@ -101,9 +102,10 @@ def resolve_method(method: MethodLike) -> Method | None:
     return resolve(method)
 
 
-def binary_twin(model: nn.Module, method: Method | None, skip: Iterable[str] = ()) -> nn.Module:
+def binary_twin(model: nn.Module, method: MethodLike | None, skip: Iterable[str] = ()) -> nn.Module:
     """``model`` as the method has it; as it is for the float twin."""
-    return model if method is None else binarize(model, method, skip, quiet=True)
+    chosen = None if method is None else resolve_method(method)
+    return model if chosen is None else binarize(model, chosen, skip, quiet=True)
 
 
 def check_options(model: str, **options: tuple[object, Any]) -> None:

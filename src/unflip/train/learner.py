@@ -132,6 +132,7 @@ class Learner:
         )
         self.stream = 0
         self.planned: tuple[int, int, Tensor] | None = None
+        self.optimizer_keys = self._optimizer_state().keys()
 
     def draw_as_alone(self) -> None:
         """Dropout and stochastic binarizers draw from (seed, epoch, step) alone: resumed, or beside others, the same.
@@ -224,13 +225,29 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by name."""
         state = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        of_optimizers = self._optimizer_state()
+        for name in of_optimizers.keys() - self.optimizer_keys:
+            raise ValueError(
+                f"method {methods.resolve(self.recipe.method)}: its optimizer has made {name} in a step. It should "
+                "make all its state when it is made itself, as Bop does: a resumed run has nowhere to put it otherwise"
+            )
+        state |= of_optimizers
+        state["sums.loss"] = self.loss_sum
+        state["sums.auxiliary"] = self.auxiliary_sum
+        return state
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        state = {}
         names = {p: n for n, p in self.model.named_parameters()}
         for optimizer in self.optimizers:
             for parameter, values in optimizer.state.items():
                 for key, value in values.items():
                     state[f"optimizer.{names[parameter]}.{key}"] = value
-        state["sums.loss"] = self.loss_sum
-        state["sums.auxiliary"] = self.auxiliary_sum
+                    if not isinstance(value, Tensor):
+                        raise ValueError(
+                            f"{type(optimizer).__name__}: its state {key!r} of {names[parameter]} is {value!r} and "
+                            "should be a tensor: no checkpoint has it otherwise"
+                        )
         return state
 
     @torch.no_grad()

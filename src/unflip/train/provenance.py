@@ -7,6 +7,7 @@ machine, and the folders in the file are for people. Runs of before there was su
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from unflip.train.checkpoint import CheckpointError
 from unflip.train.recipe import Recipe
 from unflip.train.runs import seed_folder
 from unflip.train.saved import read_saved
+from unflip.uses import code_hash
 
 if TYPE_CHECKING:
     from unflip.train.loop import Job
@@ -30,6 +32,8 @@ def write(job: Job, images: ImageSet) -> None:
     given: dict[str, Any] = {"images": images.fingerprint}
     for part, folder, run in _from_elsewhere(job):
         given[part] = {"folder": str(folder), "sha256": checkpoints.identity(run)}
+    if job.recipe.uses:
+        given["code"] = {module: code_hash(module) for module in job.recipe.uses}
     data = json.dumps(given, indent=1, ensure_ascii=False).encode() + b"\n"
     checkpoints.write_atomically(job.folder / NAME, data)
 
@@ -46,6 +50,7 @@ def refuse_another(job: Job, images: ImageSet | None) -> None:
     given = read(job.folder)
     if given is None:
         return
+    _warn_of_other_code(job, given)
     wrong = [
         f"--data: its {part} are {there}, these are {here}"
         for part, there, here in (changed(given, images, EVERYTHING) if images else ())
@@ -57,6 +62,18 @@ def refuse_another(job: Job, images: ImageSet | None) -> None:
             f"{job.folder} holds a run that was given something else: {'; '.join(wrong)}. "
             "Choose another --out, or give what it was given."
         )
+
+
+def _warn_of_other_code(job: Job, given: dict[str, Any]) -> None:
+    """A change may be a comment, or another method's: only a person can tell."""
+    for module, there in given.get("code", {}).items():
+        here = code_hash(module) if module in job.recipe.uses else there
+        if here != there:
+            warnings.warn(
+                f"the run in {job.folder} began with other code of {module!r} (SHA-256 {there:.12}…, now {here:.12}…). "
+                "If the change is one of its method or network, choose another --out, or delete that folder",
+                stacklevel=2,
+            )
 
 
 def changed(

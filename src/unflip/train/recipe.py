@@ -27,6 +27,7 @@ from unflip import methods, models
 from unflip.data import KNOWN as KNOWN_DATA
 from unflip.data import ImageSet
 from unflip.hints import known
+from unflip.uses import use
 
 
 class RecipeError(ValueError):
@@ -150,6 +151,7 @@ class Recipe(_Part):
 
     name: str
     about: str = ""
+    uses: tuple[str, ...] = ()  # before the names that these modules make known
     data: Data
     model: Model
     method: str | dict[str, Any] = "float"
@@ -163,6 +165,29 @@ class Recipe(_Part):
     precision: Literal["float16", "float32"] = "float16"
     sync_batchnorm: bool = False
     allow_no_flips: bool = False
+
+    @field_validator("uses", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("uses")
+    @classmethod
+    def _import(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for module in value:
+            use(module)
+        return value
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """In another process, which has not read the recipe."""
+        super().__setstate__(state)
+        for module in self.uses:
+            use(module)
+
+    @model_serializer(mode="wrap")
+    def _without_no_uses(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Recipes that use no code of one's own are written as before there was such a field."""
+        return {k: v for k, v in values(self).items() if k != "uses" or v}
 
     @field_validator("method")
     @classmethod

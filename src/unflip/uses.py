@@ -1,0 +1,48 @@
+"""Methods and networks of one's own: a recipe's ``uses`` names the Python modules that register them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+class ModuleMissing(ImportError):
+    """A module that is not there. No ValueError: pydantic would go on, and complain of every name it makes known."""
+
+
+def use(name: str) -> ModuleType:
+    """Import a module; its ``@register`` and ``@register_model`` make known what is in it.
+
+    It is looked for where Python looks, and in the folder that the command is given in: the ``unflip`` command, unlike
+    ``python -m unflip``, does not look there by itself.
+    """
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) or name.endswith(".py"):
+        stem = Path(name).stem
+        raise ModuleMissing(
+            f"uses {name!r}, which should be a module's name as in 'import NAME': {stem!r} for {stem}.py"
+        )
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last: no file here hides an installed module
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and lacks something itself
+        raise ModuleMissing(
+            f"uses {name!r}, and there is no such module in {here} or where Python looks (PYTHONPATH)"
+        ) from None
+    except (ValueError, TypeError) as error:  # one line would not show where
+        raise ImportError(f"module {name!r} fails when it is imported: {error}") from error
+
+
+def code_hash(name: str) -> str | None:
+    """SHA-256 of the module's own file; None where it is none that can be read."""
+    path = getattr(use(name), "__file__", None)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None
