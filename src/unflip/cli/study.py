@@ -13,7 +13,7 @@ from unflip.cli.app import app
 from unflip.data import load as load_data
 from unflip.hints import known
 from unflip.study.paper import EXPERIMENTS, Experiment
-from unflip.study.study import run_study, write_tables
+from unflip.study.study import Study, run_study, write_tables
 from unflip.train.recipe import load_recipe
 
 GPU_AT_ONCE = 10  # runs in one captured graph: enough to keep a large GPU busy with small networks
@@ -49,18 +49,36 @@ Overrides = Annotated[
 ]
 
 
+Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0..N-1 of every arm.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(help="Only this arm, and what it starts from (repeat for more)."),
+]
+EpochsScale = Annotated[float, typer.Option(help="Multiplies the epochs of every recipe.")]
+Teacher = Annotated[
+    Path | None, typer.Option(help="Finished run that arms which distill learn from.")
+]
+TablesOnly = Annotated[
+    bool,
+    typer.Option("--tables-only", help="Tables and figures of what is finished; train nothing."),
+]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Runs side by side in one process. Default: the seeds of one arm; with --engine together on a GPU "
+        f"{GPU_AT_ONCE}.",
+    ),
+]
+
+
 def _add(experiment: Experiment) -> None:
     """Every experiment of the paper is a command, all with the same options."""
 
     def command(
-        seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1 of every arm.")] = 5,
-        only: Annotated[
-            list[str] | None,
-            typer.Option(help="Only this arm, and what it starts from (repeat for more)."),
-        ] = None,
-        epochs_scale: Annotated[
-            float, typer.Option(help="Multiplies the epochs of every recipe.")
-        ] = 1.0,
+        seeds: Seeds = 5,
+        only: Only = None,
+        epochs_scale: EpochsScale = 1.0,
         override: Overrides = None,
         baseline: Annotated[
             Path | None,
@@ -68,16 +86,8 @@ def _add(experiment: Experiment) -> None:
                 help="Folder with a finished baseline's seed-0, seed-1, ..., instead of training one."
             ),
         ] = None,
-        teacher: Annotated[
-            Path | None,
-            typer.Option(help="Finished run that arms which distill learn from."),
-        ] = None,
-        tables_only: Annotated[
-            bool,
-            typer.Option(
-                "--tables-only", help="Tables and figures of what is finished; train nothing."
-            ),
-        ] = False,
+        teacher: Teacher = None,
+        tables_only: TablesOnly = False,
         data: Data = None,
         out: Annotated[
             Path | None, typer.Option(help="Where runs and table go. Default: runs/STUDY.")
@@ -86,22 +96,10 @@ def _add(experiment: Experiment) -> None:
         engine: Engine = "together",
         workers: WorkerCount = 2,
         evaluate_every: EvaluateEvery = 1,
-        at_once: Annotated[
-            int | None,
-            typer.Option(
-                min=1,
-                help="Runs side by side in one process. Default: the seeds of one arm; with --engine together on a GPU "
-                f"{GPU_AT_ONCE}.",
-            ),
-        ] = None,
+        at_once: AtOnce = None,
     ) -> None:
-        if only and tables_only:
-            raise ValueError(
-                "--tables-only shows every arm that has runs, and trains none: leave out --only"
-            )
-        folder = out or Path("runs") / experiment.name
         chosen = experiment.study(
-            folder,
+            out or Path("runs") / experiment.name,
             seeds,
             epochs_scale=epochs_scale,
             overrides=override or [],
@@ -109,27 +107,46 @@ def _add(experiment: Experiment) -> None:
             teacher=teacher,
             tables_only=tables_only,
         )
-        if tables_only:
-            write_tables(chosen)
-            _show(folder)
-            return
-        on_gpu = device != "cpu" and torch.cuda.is_available()
-        if at_once is None and engine == "together" and on_gpu:
-            at_once = GPU_AT_ONCE
-        run_study(
-            chosen,
-            data,
-            only=only or [],
-            engine=engine,
-            device=device,
-            workers=workers,
-            at_once=at_once,
-            evaluate_every=evaluate_every,
-        )
-        _show(folder)
+        _run(chosen, data, only, tables_only, engine, device, workers, at_once, evaluate_every)
 
     command.__doc__ = experiment.help()
     study.command(experiment.name)(command)
+
+
+def _run(
+    chosen: Study,
+    data: Path | None,
+    only: list[str] | None,
+    tables_only: bool,
+    engine: str,
+    device: str | None,
+    workers: int,
+    at_once: int | None,
+    evaluate_every: int,
+) -> None:
+    """Train what is left of a study, or only write its tables; print the table."""
+    if only and tables_only:
+        raise ValueError(
+            "--tables-only shows every arm that has runs, and trains none: leave out --only"
+        )
+    if tables_only:
+        write_tables(chosen)
+        _show(chosen.out)
+        return
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    if at_once is None and engine == "together" and on_gpu:
+        at_once = GPU_AT_ONCE
+    run_study(
+        chosen,
+        data,
+        only=only or [],
+        engine=engine,
+        device=device,
+        workers=workers,
+        at_once=at_once,
+        evaluate_every=evaluate_every,
+    )
+    _show(chosen.out)
 
 
 for _experiment in EXPERIMENTS.values():
@@ -139,6 +156,43 @@ for _experiment in EXPERIMENTS.values():
 def _show(out: Path) -> None:
     print((out / "table.md").read_text())
     print(f"in {out}")
+
+
+@study.command("compare")
+def compare_recipes(
+    recipes: Annotated[
+        list[str],
+        typer.Argument(help="Shipped recipes' names, or .yaml files; the first is the reference."),
+    ],
+    seeds: Seeds = 5,
+    only: Only = None,
+    epochs_scale: EpochsScale = 1.0,
+    override: Overrides = None,
+    teacher: Teacher = None,
+    tables_only: TablesOnly = False,
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/compare"),
+    device: Device = None,
+    engine: Engine = "together",
+    workers: WorkerCount = 2,
+    evaluate_every: EvaluateEvery = 1,
+    at_once: AtOnce = None,
+) -> None:
+    """Train recipes of your own for the same seeds, and write one table with tests: the others against the first.
+
+    A recipe that one of them starts from is trained too, before it.
+    """
+    from unflip.study.compare import compare
+
+    chosen = compare(
+        recipes,
+        out,
+        seeds,
+        overrides=override or [],
+        epochs_scale=epochs_scale,
+        teacher=teacher,
+    )
+    _run(chosen, data, only, tables_only, engine, device, workers, at_once, evaluate_every)
 
 
 @study.command("methods")

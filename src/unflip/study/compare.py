@@ -1,0 +1,72 @@
+"""A study of recipes of one's own: each is an arm, and so is what it starts from."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from unflip.study.arm import Arm, Draft, make_arms, options
+from unflip.study.study import Study
+from unflip.train.recipe import load_recipe, named_in
+
+OWN = ("name", "start")  # what every recipe says for itself
+
+
+def compare(
+    recipes: Sequence[str | Path],
+    out: Path,
+    seeds: int = 5,
+    *,
+    overrides: Sequence[str] = (),
+    epochs_scale: float = 1.0,
+    teacher: Path | None = None,
+) -> Study:
+    """The recipes (shipped ones by name, YAML files by path) as the arms of a study; the table compares the others with
+    the first. A recipe that one of them starts from becomes an arm before it. ``overrides`` are for every arm."""
+    for override in overrides:
+        if override.partition("=")[0] in OWN:
+            raise ValueError(f"override {override!r}: every recipe has its own; change the recipe")
+    drafts: dict[str, Draft] = {}
+    names = [_draft(source, drafts) for source in recipes]
+    arms = make_arms(list(drafts.values()), (), overrides, epochs_scale)
+    data = arms[0].recipe.data.name
+    words = [shlex.quote(str(recipe)) for recipe in recipes]
+    words += [*options(data, seeds, overrides, epochs_scale), f"--out {shlex.quote(str(out))}"]
+    return Study(
+        out.name,
+        tuple(arms),
+        out,
+        tuple(range(seeds)),
+        command=" ".join(["unflip study compare", *words]),
+        epochs_note=_epochs_note(arms, epochs_scale),
+        reference=names[0],
+        teacher=teacher,
+        overrides=tuple(overrides),
+        epochs_scale=epochs_scale,
+    )
+
+
+def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
+    text = "Epochs: " + ", ".join(f"{arm.recipe.epochs} ({arm.label})" for arm in arms)
+    return f"{text}." if scale == 1 else f"{text}; {scale:g} × those of the recipes."
+
+
+def _draft(source: str | Path, drafts: dict[str, Draft], above: tuple[str, ...] = ()) -> str:
+    """Add a recipe's draft, after that of what it starts from; returns its name. ``above`` are those that need it."""
+    recipe = load_recipe(source)
+    if recipe.name in above:
+        raise ValueError(f"recipe {recipe.name} starts from itself: {' from '.join(above)}")
+    start = None
+    if recipe.start:
+        first = named_in(source, "start", recipe.start)
+        start = _draft(first, drafts, (*above, recipe.name))
+    there = drafts.setdefault(
+        recipe.name, Draft(recipe.name, recipe.about or recipe.name, str(source), start=start)
+    )
+    if Path(there.source).resolve() != Path(source).resolve():
+        raise ValueError(
+            f"{there.source} and {source} are both called {recipe.name!r}, which is the folder of their runs: rename "
+            "one, or give it another name: in the file"
+        )
+    return recipe.name

@@ -1,0 +1,79 @@
+"""``unflip study compare``: recipes of one's own as the arms of a study."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from unflip.study.compare import compare
+from unflip.study.study import run_study
+
+RECIPE = {
+    "data": {"name": "digits"},
+    "model": {"name": "resnet20", "width": 2},
+    "epochs": 1,
+    "optimizer": {"lr": 0.1},
+}
+LNS = {"method": {"name": "lns", "base": "dorefa"}, "start": "base.yaml"}
+
+
+def write(folder: Path, name: str, **fields: object) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**RECIPE, **fields}))
+    return path
+
+
+def test_a_recipe_brings_what_it_starts_from(tmp_path: Path) -> None:
+    base = write(tmp_path, "base", method="dorefa", about="the baseline")
+    lns, xnor = write(tmp_path, "lns", **LNS), write(tmp_path, "xnor", method="xnor")
+    study = compare([xnor, lns, base], tmp_path / "out", 2)
+    assert [(arm.name, arm.start) for arm in study.arms] == [
+        ("xnor", None),
+        ("base", None),
+        ("lns", "base"),
+    ]
+    assert [arm.label for arm in study.arms] == ["xnor", "the baseline", "lns"]
+    assert study.reference == "xnor"
+
+
+def test_overrides_and_scale_reach_every_arm(tmp_path: Path) -> None:
+    base, lns = write(tmp_path, "base", method="dorefa"), write(tmp_path, "lns", **LNS)
+    study = compare([base, lns], tmp_path, overrides=["epochs=10", "model.width=4"], epochs_scale=2)
+    assert {(arm.recipe.epochs, arm.recipe.model.options["width"]) for arm in study.arms} == {
+        (20, 4)
+    }
+    assert "--override epochs=10" in study.command
+
+
+@pytest.mark.parametrize("override", ["name=x", "start=digits-dorefa"])
+def test_what_every_recipe_says_for_itself_is_not_overridden(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ValueError, match="every recipe has its own"):
+        compare(["digits-dorefa"], tmp_path, overrides=[override])
+
+
+def test_two_recipes_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    recipes = [write(tmp_path, "a"), write(tmp_path / "other", "a")]
+    with pytest.raises(ValueError, match="both called 'a'"):
+        compare(recipes, tmp_path)
+
+
+def test_a_circle_of_starts_is_refused(tmp_path: Path) -> None:
+    first = write(tmp_path, "a", start="b.yaml")
+    write(tmp_path, "b", start="a.yaml")
+    with pytest.raises(ValueError, match="a starts from itself: a from b"):
+        compare([first], tmp_path)
+
+
+def test_the_table_tests_the_others_against_the_first(tmp_path: Path) -> None:
+    base = write(tmp_path, "base", method="dorefa", about="baseline", allow_no_flips=True)
+    more = write(tmp_path, "more", method="dorefa", start="base.yaml", allow_no_flips=True)
+    study = compare([base, more], tmp_path / "out", 2)
+    run_study(study, device="cpu", quiet=True)
+    summary = json.loads((tmp_path / "out/study.json").read_text())
+    assert [len(arm["runs"]) for arm in summary["arms"]] == [2, 2]
+    assert summary["paired"][0]["n"] == 2
+    assert "against baseline" in (tmp_path / "out/table.md").read_text()
