@@ -393,6 +393,29 @@ def test_load_twin_of_a_model_says_what_to_give() -> None:
         unflip.load_twin(unflip.binarize(Net(), "lns", quiet=True), Net())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (lambda state: {f"module.{k}": v for k, v in state.items()}, "DistributedDataParallel"),
+        (lambda state: {f"_orig_mod.{k}": v for k, v in state.items()}, "torch.compile has them"),
+        (lambda state: {"epoch": 3, "model": state}, r"give state_dict\['model'\]"),
+        (lambda state: "checkpoint.pt", "state_dict is 'checkpoint.pt' and should be names and"),
+    ],
+    ids=["parallel", "compiled", "nested", "path"],
+)
+def test_load_twin_of_a_checkpoint_says_what_to_give(wrap: Any, message: str) -> None:
+    model = unflip.binarize(Net(), "dorefa", quiet=True)
+    with pytest.raises((ValueError, TypeError), match=message):
+        unflip.load_twin(model, wrap(Net().state_dict()))
+
+
+def test_load_twin_takes_a_model_whose_own_part_is_called_module() -> None:
+    model, twin = (nn.ModuleDict({"module": nn.Linear(4, 4)}) for _ in range(2))
+    binary = unflip.binarize(model, "dorefa", keep_first_and_last=False, quiet=True)
+    unflip.load_twin(binary, twin.state_dict())
+    assert torch.equal(binary["module"].weight, twin["module"].weight)  # type: ignore[arg-type]
+
+
 def test_load_twin_between_methods() -> None:
     source = unflip.binarize(Net(), "lns", quiet=True)
     for target in (Net(), unflip.binarize(Net(), "xnor", quiet=True)):

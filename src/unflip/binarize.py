@@ -235,6 +235,7 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         raise TypeError(
             f"state_dict is a model ({type(state_dict).__name__}); give its state_dict() instead"
         )
+    _refuse_wrapped(model, state_dict)
     frozen = next(
         (k for k in state_dict if k.endswith("bits") and k[:-4] + "scales" in state_dict), None
     )
@@ -249,6 +250,29 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     _warn_of_bases([key for key, value in found.items() if _BASE in key and value is None])
     for _, layer in binary_layers(model):
         layer.weight_binarizer.latent_replaced(layer.weight)
+
+
+WRAPPERS = {"module.": "DistributedDataParallel or DataParallel", "_orig_mod.": "torch.compile"}
+
+
+def _refuse_wrapped(model: nn.Module, state_dict: object) -> None:
+    """What a checkpoint of someone's own often is instead of a state dict; torch would list every name twice."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"state_dict is {state_dict!r:.80} and should be names and tensors, as torch.load(file, weights_only=True) "
+            "or safetensors.torch.load_file(file) reads them"
+        )
+    inside = [key for key, value in state_dict.items() if isinstance(value, Mapping)]
+    if inside:
+        which = " or ".join(f"state_dict[{key!r}]" for key in inside)
+        raise ValueError(f"state_dict holds a state dict and more: give {which}")
+    for prefix, wrapper in WRAPPERS.items():
+        every = bool(state_dict) and all(key.startswith(prefix) for key in state_dict)
+        if every and not any(key.startswith(prefix) for key in model.state_dict()):
+            raise ValueError(
+                f"every name in state_dict begins with {prefix!r}, as {wrapper} has them: give "
+                f"{{k.removeprefix({prefix!r}): v for k, v in state_dict.items()}}"
+            )
 
 
 def _in_twin(key: str, own: Tensor, state_dict: Mapping[str, Tensor]) -> Tensor | None:
