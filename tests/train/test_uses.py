@@ -158,6 +158,21 @@ def test_every_command_takes_a_method_and_a_network_of_ones_own(mine: Path) -> N
     assert "Methods of a person's own" in run("methods", "threshold", "--uses", "mine")
 
 
+def test_a_start_that_gets_ones_own_network_gets_its_module(mine: Path) -> None:
+    """The baseline is of a recipe without ``uses``, trained with the network of the recipe that starts from it."""
+    base = {**RECIPE, "model": {"name": "resnet20"}, "method": "dorefa"}
+    (mine / "base.yaml").write_text(yaml.safe_dump({k: v for k, v in base.items() if k != "uses"}))
+    (mine / "own.yaml").write_text(
+        yaml.safe_dump({**RECIPE, "start": "base.yaml", "allow_no_flips": True})
+    )
+    words = [sys.executable, "-m", "unflip"]
+    for command in ("train own.yaml", "pack runs/base -o base.unflip", "pack runs/own -o a.unflip"):
+        done = subprocess.run(
+            [*words, *command.split()], capture_output=True, text=True, cwd=mine, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
 def test_the_three_kinds_of_method_train(mine: Path, digits: ImageSet) -> None:
     for method, epochs in (("threshold", 1), ("steeper", 2)):
         recipe = load_recipe("own.yaml", [f"method={method}", f"epochs={epochs}"])

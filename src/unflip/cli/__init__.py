@@ -211,7 +211,7 @@ def train(
     if loaded.start and start is None:
         if left:
             source = named_in(recipe, "start", loaded.start, overrides)
-            needed = load_recipe(source, _fields(loaded, "data", "model"))
+            needed = _needed(source, loaded, "data", "model")
             start = folder.parent / needed.name
             _train_first(needed, f"{loaded.name} starts from", images, start, seeds, how)
         else:
@@ -219,7 +219,7 @@ def train(
     if loaded.distill and teacher is None:
         if left:
             source = named_in(recipe, "distill", loaded.distill.teacher, overrides)
-            needed = load_recipe(source, _fields(loaded, "data"))
+            needed = _needed(source, loaded, "data")
             teacher = folder.parent / needed.name
             _train_first(needed, f"{loaded.name} learns from", images, teacher, 1, how)
         else:
@@ -227,10 +227,12 @@ def train(
     _train(loaded, images, folder, seeds, how, start, teacher)
 
 
-def _fields(recipe: Recipe, *parts: str) -> list[str]:
-    """What a recipe has there, wherever it came from, as overrides of another."""
+def _needed(source: str | Path, recipe: Recipe, *parts: str) -> Recipe:
+    """The recipe that another needs, with the other's ``parts``, and with the modules that these may come from."""
     plain = recipe.plain()
-    return [f"{part}.{k}={json.dumps(v)}" for part in parts for k, v in plain[part].items()]
+    fields = [f"{part}.{k}={json.dumps(v)}" for part in parts for k, v in plain[part].items()]
+    modules = list(dict.fromkeys([*load_recipe(source).uses, *recipe.uses]))
+    return load_recipe(source, [*fields, f"uses={json.dumps(modules)}"])
 
 
 def _still_beside(folder: Path, name: str, seeds: int, device: str | None) -> Path | None:
