@@ -1,13 +1,16 @@
 """What a new method can get wrong is refused by its name, before broadcasting makes other weights of it."""
 
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import unflip
+from unflip import methods
 from unflip.layers import BinaryConv2d
 from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer
 from unflip.methods.binarynet import HardTanhSign
@@ -99,3 +102,21 @@ def test_signs_of_zero_are_not_called_nan() -> None:
         made.weight[1, 2] = 0
     with pytest.raises(ValueError, match=r"method 'mine' gives signs that are NaN or 0.*ste\.sign"):
         unflip.freeze(made)
+
+
+@pytest.mark.parametrize("value", ["fast", None, True])
+def test_an_option_that_is_no_number_is_refused_by_name(value: object) -> None:
+    """It went on to the first comparison, whose error named neither the option nor its value."""
+    tried = []
+    for name in methods.names():
+        for option, hint in typing.get_type_hints(methods.config_class(name)).items():
+            if hint is float:
+                tried.append(name)
+                with pytest.raises(ValueError, match=f"{name}: {option}={value!r} should be a"):
+                    methods.get(name, **{option: value})
+    assert {"bop", "lns", "reste"} <= set(tried)
+
+
+def test_whole_and_numpy_numbers_are_numbers() -> None:
+    assert methods.get("bop", gamma=1).options()["gamma"] == 1
+    assert methods.get("bop", gamma=np.float32(0.5)).options()["gamma"] == 0.5

@@ -16,6 +16,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -240,7 +241,7 @@ class FloatInput(InputBinarizer):
 
 @dataclass(frozen=True)
 class Method:
-    """Base of all method configs. Options whose type is a ``Literal`` are checked here."""
+    """Base of all method configs. Options whose type is a ``Literal`` or ``float`` are checked here."""
 
     name: ClassVar[str] = ""
 
@@ -262,8 +263,13 @@ class Method:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if hints[field.name] is float and (
+                isinstance(value, bool) or not isinstance(value, Real)
+            ):
+                raise ValueError(f"{self.name}: {field.name}={value!r} should be a number")
             if typing.get_origin(hints[field.name]) is Literal:
-                value, allowed = getattr(self, field.name), typing.get_args(hints[field.name])
+                allowed = typing.get_args(hints[field.name])
                 if value not in allowed:
                     raise ValueError(
                         f"{self.name}: {field.name}={value!r} is not one of "
