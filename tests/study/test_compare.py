@@ -68,6 +68,13 @@ def test_a_circle_of_starts_is_refused(tmp_path: Path) -> None:
         compare([first], tmp_path)
 
 
+def test_another_network_than_its_start_has_is_refused_before_training(tmp_path: Path) -> None:
+    write(tmp_path, "base", method="dorefa")
+    wider = write(tmp_path, "wider", model={"name": "resnet20", "width": 4}, start="base.yaml")
+    with pytest.raises(ValueError, match=r"wider has model.width=4, recipe base, .* has 2"):
+        compare([wider], tmp_path)
+
+
 def test_the_table_tests_the_others_against_the_first(tmp_path: Path) -> None:
     base = write(tmp_path, "base", method="dorefa", about="baseline", allow_no_flips=True)
     more = write(tmp_path, "more", method="dorefa", start="base.yaml", allow_no_flips=True)

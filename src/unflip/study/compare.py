@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unflip.study.arm import Arm, Draft, make_arms, options
 from unflip.study.study import Study
+from unflip.train.loop import refuse_other_network
 from unflip.train.recipe import load_recipe, named_in
 
 OWN = ("name", "start")  # what every recipe says for itself
@@ -33,7 +34,7 @@ def compare(
     data = arms[0].recipe.data.name
     words = [shlex.quote(str(recipe)) for recipe in recipes]
     words += [*options(data, seeds, overrides, epochs_scale), f"--out {shlex.quote(str(out))}"]
-    return Study(
+    study = Study(
         out.name,
         tuple(arms),
         out,
@@ -45,6 +46,12 @@ def compare(
         overrides=tuple(overrides),
         epochs_scale=epochs_scale,
     )
+    for arm in (arm for arm in arms if arm.start):  # now, not when the start has been trained
+        first = study.arm(str(arm.start))
+        refuse_other_network(
+            arm.recipe, first.recipe, f"recipe {first.name}, which it starts from,"
+        )
+    return study
 
 
 def _epochs_note(arms: Sequence[Arm], scale: float) -> str:

@@ -322,15 +322,20 @@ def _refuse_other_start(recipe: Recipe, folder: Path, data: ImageSet) -> None:
             f"{differ[0]}, and may have seen images that are held out here"
         )
     there = Recipe.model_validate(read_saved(folder / "recipe.json", "recipe")["recipe"])
+    refuse_other_network(recipe, there, f"the run it starts from in {folder}")
+
+
+def refuse_other_network(recipe: Recipe, start: Recipe, what: str) -> None:
+    """``what`` the recipe ``start`` is of, for the message."""
     theirs, mine = (
         {"name": m.name, **models.all_options(m.name, m.options)}
-        for m in (there.model, recipe.model)
+        for m in (start.model, recipe.model)
     )
-    for option in theirs.keys() & mine.keys():
+    for option in sorted(theirs.keys() & mine.keys()):
         if theirs[option] != mine[option]:
             raise ValueError(
-                f"recipe {recipe.name} has model.{option}={mine[option]}, the run it starts from in {folder} has "
-                f"{theirs[option]}: it is another network's"
+                f"recipe {recipe.name} has model.{option}={mine[option]}, {what} has {theirs[option]}: it is another "
+                "network's"
             )
 
 
