@@ -876,3 +876,13 @@ def test_estimated_flip_rates_need_a_baseline() -> None:
 )
 def test_slow_checkpoints_are_written_less_often(seconds, last, expected):
     assert loop._pause(seconds, last) == pytest.approx(expected)
+
+
+def test_a_long_warm_start_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    patient, talkative = (loop._layer_by_layer(3, every) for every in (1e9, 0.0))
+    for tell in (patient, talkative):
+        tell("layer1.0.conv1", 0.5)
+    said = capsys.readouterr().out
+    assert (
+        said == "seed 3: warm start, 1 layers so far, signs of layer1.0.conv1 agree on 50.0000%\n"
+    )

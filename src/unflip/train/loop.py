@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,13 +304,31 @@ def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None
     options = job.recipe.warm_start
     if options is None:
         return
-    reached = warm_start(model, options.steps, options.lr, options.agreement)
+    tell = None if how.quiet else _layer_by_layer(job.seed)
+    reached = warm_start(model, options.steps, options.lr, options.agreement, tell)
     if not how.quiet:
         print(
             f"seed {job.seed}: warm start, signs agree on {min(reached.values()):.4%} "
             f"or more in each of {len(reached)} layers",
             flush=True,
         )
+
+
+def _layer_by_layer(seed: int, every: float = 10.0) -> Callable[[str, float], None]:
+    """Says how far a warm start has come, where it takes long."""
+    said, layers = time.monotonic(), 0
+
+    def tell(name: str, agreement: float) -> None:
+        nonlocal said, layers
+        layers += 1
+        if time.monotonic() - said >= every:
+            said = time.monotonic()
+            print(
+                f"seed {seed}: warm start, {layers} layers so far, signs of {name} agree on {agreement:.4%}",
+                flush=True,
+            )
+
+    return tell
 
 
 def _refuse_other_start(recipe: Recipe, folder: Path, data: ImageSet) -> None:
