@@ -145,7 +145,8 @@ class EngineImpl : public Engine {
     if (!looks_up(op, quantizer, graph_.shape(input), kernels_))
       return (counts_channels(op) ? make_channel_count : make_counting_conv)(op, quantizer, input, plan_.values,
                                                                              std::move(finisher), threads_);
-    const auto make = kernels_.popcount_tile ? make_popcount_conv : make_look_up_conv;
+    const bool popcount = kernels_.popcount_tile && !small_groups(op, graph_.shape(input));
+    const auto make = popcount ? make_popcount_conv : make_look_up_conv;
     return make(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
   }
 

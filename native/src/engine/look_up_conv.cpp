@@ -7,6 +7,8 @@
 //     rows of pairs           (0,4) (1,5) (2,6) (3,7) (4,8) (5,9)       output rows (0,4) read the first three, (1,5) the next
 //
 // For the others each window is copied: pixels 0 and 1 are a pair, 2 and 3, and so on. Then tiles go over pairs and filters.
+//
+// A group of channels is some numbers of every pixel: in rows of pairs its windows lie there as those of all channels do.
 #include <algorithm>
 #include <cstring>
 
@@ -22,18 +24,28 @@ constexpr int kStripPairs = 32;        // pairs of a strip, at most
 
 // Filters that go through a tile together.
 struct Block {
-  int filters, first;
-  int64_t weights;  // where its weights begin
+  int group;
+  int filters, first, last;  // `filters` is what fits, first .. last - 1 what there is
+  int64_t weights;           // where its weights begin
 };
 
-std::vector<Block> cut_in_blocks(int filters) {
+std::vector<Block> cut_in_blocks(int filters, int groups) {
   std::vector<Block> blocks;
-  for (int first = 0; first < filters;) {
-    int left = filters - first, size = left > 48 ? 64 : left > 16 ? 32 : 16;
-    blocks.push_back({size, first, 0});
-    first += size;
+  for (int group = 0; group < groups; group++) {
+    const int end = filters / groups * (group + 1);
+    for (int first = filters / groups * group; first < end;) {
+      const int left = end - first, size = left > 48 ? 64 : left > 16 ? 32 : 16;
+      blocks.push_back({group, size, first, std::min(first + size, end), 0});
+      first += size;
+    }
   }
   return blocks;
+}
+
+// Pairing rows loses half a row where the height is odd; copying windows costs as much as about four filters, and knows no groups.
+bool pairs_rows(const Window& window, int groups) {
+  const int height = window.out.height, filters = window.out.channels;
+  return window.kernel.w == 3 && height > 1 && (groups > 1 || height % 2 == 0 || 4 * height > filters);
 }
 
 class LookUpConv : public Task {
@@ -42,7 +54,8 @@ class LookUpConv : public Task {
              std::unique_ptr<Finisher> finisher, const Kernels& kernels, int threads)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels),
         input_(input), layout_(values[input].layout), finisher_(std::move(finisher)),
-        count_finisher_(window_, sums_, *finisher_, input, layout_, kernels), blocks_(cut_in_blocks(op.conv.filters)) {
+        count_finisher_(window_, sums_, *finisher_, input, layout_, kernels),
+        channel_groups_(op.conv.groups), blocks_(cut_in_blocks(op.conv.filters, channel_groups_)) {
     choose_pairing();
     pack(op.conv);
     choose_jobs(threads);
@@ -68,18 +81,16 @@ class LookUpConv : public Task {
   int64_t code_column(int x) const { return layout_.left - window_.left + int64_t{x} * window_.stride.w; }
 
   void choose_pairing() {
-    const int height = window_.out.height, filters = window_.out.channels;
-    // Pairing rows loses half a row where the height is odd; copying windows costs as much as about four filters.
-    in_rows_ = window_.kernel.w == 3 && height > 1 && (height % 2 == 0 || 4 * height > filters);
+    in_rows_ = pairs_rows(window_, channel_groups_);
     if (in_rows_) {
-      half_ = (height + 1) / 2;
+      half_ = (window_.out.height + 1) / 2;
       pair_columns_ = window_.out.width;
       pair_rows_ = half_;
       number_rows_ = int64_t{half_ - 1} * window_.stride.h + int64_t{window_.kernel.h - 1} * window_.dilation.h + 1;
       number_row_ = round_up(window_.columns() * nibbles(), 32);
       plane_numbers_ = number_rows_ * number_row_ + 32;
       segments_ = window_.kernel.h;
-      groups_ = nibbles();
+      groups_ = nibbles() / channel_groups_;
       tap_ = int64_t{window_.dilation.w} * nibbles();
       segment_step_ = window_.dilation.h * number_row_;
       adjacent_ = window_.stride.w == 1 && window_.dilation.w == 1;
@@ -118,7 +129,7 @@ class LookUpConv : public Task {
     first_weight_ = static_cast<int64_t>(-reinterpret_cast<intptr_t>(weights_.data()) & 31);
     for (int b = 0; b < conv.bases; b++)
       for (const Block& block : blocks_)
-        for (int f = 0; f < block.filters && block.first + f < conv.filters; f++) pack_filter(conv, b, block, f);
+        for (int f = 0; block.first + f < block.last; f++) pack_filter(conv, b, block, f);
   }
 
   void pack_filter(const Convolution& conv, int base, const Block& block, int f) {
@@ -251,7 +262,7 @@ class LookUpConv : public Task {
     tile.segment_step = segment_step_;
     for (int b = 0; b < sums_.bases(); b++)
       for (int p = 0; p < sums_.planes(); p++) {
-        const uint16_t* plane = numbers(context, p);
+        const uint16_t* plane = numbers(context, p) + block.group * groups_;
         tile.weights = &weights_[first_weight_ + b * base_bytes_ + block.weights];
         for (int column = first; column < last; column += size) {
           const int start = std::max(0, std::min(column, pair_columns_ - size));
@@ -272,7 +283,7 @@ class LookUpConv : public Task {
     strip.first = span.first;
     strip.last = span.last;
     strip.channel = block.first;
-    strip.channels = std::min(block.filters, finisher_->stride() - block.first);
+    strip.channels = std::min(block.filters, padded(block.last) - block.first);
     strip.sums = reinterpret_cast<float*>(context.scratch_of(thread) + thread_scratch_bytes) - 64;
     count_finisher_.finish(context, strip);
   }
@@ -284,6 +295,7 @@ class LookUpConv : public Task {
   CodeLayout layout_;
   std::unique_ptr<Finisher> finisher_;
   CountFinisher count_finisher_;
+  int channel_groups_;
   std::vector<Block> blocks_;
 
   // Pairs of pixels, by row and column, and the numbers of their windows.
@@ -300,22 +312,28 @@ class LookUpConv : public Task {
   int counts_before_ = 0, counts_of_strip_ = 0;
 };
 
-// Popcount alone knows groups, if each is whole bytes of a pixel and of what is made, and needs no sum of its window.
-bool knows_groups(const Convolution& conv, const Kernels& kernels) {
+// Where each group is whole bytes of a pixel and of what is made, and needs no sum of its window.
+bool knows_groups(const Convolution& conv, const Window& window, const Kernels& kernels) {
   if (conv.groups == 1) return true;
   const bool plain = std::all_of(conv.offset.begin(), conv.offset.end(), [](float v) { return v == 0; });
-  return kernels.popcount_tile && plain && conv.channels % 8 == 0 && conv.filters / conv.groups % 8 == 0;
+  return plain && conv.channels % 8 == 0 && conv.filters / conv.groups % 8 == 0 &&
+         (kernels.popcount_tile || pairs_rows(window, conv.groups));
 }
 
 }  // namespace
 
 bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const Kernels& kernels) {
-  if (!kernels.prefer_look_up || !knows_groups(op.conv, kernels)) return false;
+  if (!kernels.prefer_look_up) return false;
   const Window window(op.conv, in, op.shape);
-  if (!window.padding_is_moderate()) return false;
+  if (!knows_groups(op.conv, window, kernels) || !window.padding_is_moderate()) return false;
   const int64_t depth = int64_t{padded(in.channels)} * op.conv.kernel.h * op.conv.kernel.w;
   if (depth > kMostDepth || depth * code_units(quantizer).largest >= 1 << 24) return false;
   return quantizer.offset == 0 || few_border_classes(window);
+}
+
+bool small_groups(const Op& op, const Shape& in) {
+  const Convolution& c = op.conv;
+  return c.groups > 1 && c.channels <= 16 && pairs_rows(Window(c, in, op.shape), c.groups);
 }
 
 std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input,

@@ -205,7 +205,7 @@ constexpr Kernels kAvx512 = {"avx512",
                              stem_lines<Wide16>,
                              depthwise_tile<Wide16, 2>,
                              differences,
-                             avx2_pair_numbers,  // not used: popcount goes before look-up
+                             avx2_pair_numbers,  // for small groups: else popcount goes before look-up
                              avx2_look_up_tile,
                              true,
                              avx512_copy_windows,
