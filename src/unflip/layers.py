@@ -147,9 +147,8 @@ class BinaryLayer(nn.Module):
             unexpected_keys,
             error_msgs,
         )
-        if (
-            not self.weight.is_meta
-        ):  # load_state_dict(state, assign=True) brings tensors, and numbers are no state
+        # load_state_dict(state, assign=True) brings tensors to a model on the meta device, and numbers are no state
+        if not self.weight.is_meta:
             for module in self.modules():
                 if isinstance(module, Numbers):
                     module.leave_meta(self.weight.device)
