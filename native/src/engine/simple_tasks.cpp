@@ -74,6 +74,14 @@ class SimpleTask : public Task {
     return (int64_t{y} * value.shape.width + x) * value.stride;
   }
 
+  // make(y, x, to) writes the channels of every pixel.
+  template <class Make>
+  void for_pixels(const RunContext& context, const Make& make) const {
+    parallel(context, out_.shape.height, [&](int y, int) {
+      for (int x = 0; x < out_.shape.width; x++) make(y, x, output(context) + at(out_, y, x));
+    });
+  }
+
   const Op op_;
   int output_;
   ValueInfo out_, in_;
@@ -176,13 +184,10 @@ class SliceTask : public SimpleTask {
  public:
   using SimpleTask::SimpleTask;
   void run(const RunContext& context) const override {
-    parallel(context, out_.shape.height, [&](int y, int) {
-      for (int x = 0; x < out_.shape.width; x++) {
-        const float* from =
-            input(context) + at(in_, op_.start[1] + y * op_.step[1], op_.start[2] + x * op_.step[2]) + op_.start[0];
-        float* to = output(context) + at(out_, y, x);
-        for (int c = 0; c < out_.shape.channels; c++) to[c] = from[int64_t{c} * op_.step[0]];
-      }
+    for_pixels(context, [&](int y, int x, float* to) {
+      const float* from =
+          input(context) + at(in_, op_.start[1] + y * op_.step[1], op_.start[2] + x * op_.step[2]) + op_.start[0];
+      for (int c = 0; c < out_.shape.channels; c++) to[c] = from[int64_t{c} * op_.step[0]];
     });
   }
 };
@@ -293,11 +298,9 @@ class UpsampleTask : public SimpleTask {
  public:
   using SimpleTask::SimpleTask;
   void run(const RunContext& context) const override {
-    parallel(context, out_.shape.height, [&](int y, int) {
-      for (int x = 0; x < out_.shape.width; x++) {
-        const float* from = input(context) + at(in_, y / op_.factor.h, x / op_.factor.w);
-        std::copy(from, from + in_.shape.channels, output(context) + at(out_, y, x));
-      }
+    for_pixels(context, [&](int y, int x, float* to) {
+      const float* from = input(context) + at(in_, y / op_.factor.h, x / op_.factor.w);
+      std::copy(from, from + in_.shape.channels, to);
     });
   }
 };
@@ -307,13 +310,10 @@ class PixelShuffleTask : public SimpleTask {
   using SimpleTask::SimpleTask;
   void run(const RunContext& context) const override {
     const int step = op_.factor.h * op_.factor.w;
-    parallel(context, out_.shape.height, [&](int y, int) {
-      for (int x = 0; x < out_.shape.width; x++) {
-        const float* from = input(context) + at(in_, y / op_.factor.h, x / op_.factor.w) +
-                            y % op_.factor.h * op_.factor.w + x % op_.factor.w;
-        float* to = output(context) + at(out_, y, x);
-        for (int c = 0; c < out_.shape.channels; c++) to[c] = from[int64_t{c} * step];
-      }
+    for_pixels(context, [&](int y, int x, float* to) {
+      const float* from = input(context) + at(in_, y / op_.factor.h, x / op_.factor.w) +
+                          y % op_.factor.h * op_.factor.w + x % op_.factor.w;
+      for (int c = 0; c < out_.shape.channels; c++) to[c] = from[int64_t{c} * step];
     });
   }
 };
@@ -323,13 +323,10 @@ class ChannelShuffleTask : public SimpleTask {
   using SimpleTask::SimpleTask;
   void run(const RunContext& context) const override {
     const int run = in_.shape.channels / op_.groups;
-    parallel(context, out_.shape.height, [&](int y, int) {
-      for (int x = 0; x < out_.shape.width; x++) {
-        const float* from = input(context) + at(in_, y, x);
-        float* to = output(context) + at(out_, y, x);
-        for (int c = 0; c < run; c++)
-          for (int g = 0; g < op_.groups; g++) *to++ = from[g * run + c];
-      }
+    for_pixels(context, [&](int y, int x, float* to) {
+      const float* from = input(context) + at(in_, y, x);
+      for (int c = 0; c < run; c++)
+        for (int g = 0; g < op_.groups; g++) *to++ = from[g * run + c];
     });
   }
 };

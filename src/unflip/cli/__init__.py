@@ -26,7 +26,7 @@ from unflip.train import distributed
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.loop import TrainingStopped
 from unflip.train.loop import train as train_recipe
-from unflip.train.recipe import Recipe, load_recipe, named_in, recipe_names
+from unflip.train.recipe import Recipe, load_recipe, named_in, recipe_names, run_name
 from unflip.train.runs import find_runs
 from unflip.uses import ModuleMissing, use
 
@@ -208,22 +208,20 @@ def train(
         "evaluate_every": evaluate_every,
     }
     left = bool(loaded.start or loaded.distill) and _unfinished(folder, seeds, device)
+
+    def beside(field: str, name: str, parts: tuple[str, ...], why: str, seeds: int) -> Path | None:
+        """The run of a recipe that this one needs, trained now if it has not been; a finished one needs it no more."""
+        if not left:
+            return _still_beside(folder, name, seeds, device)
+        needed = _needed(named_in(recipe, field, name, overrides), loaded, *parts)
+        place = folder.parent / needed.name
+        _train_first(needed, f"{loaded.name} {why}", images, place, seeds, how)
+        return place
+
     if loaded.start and start is None:
-        if left:
-            source = named_in(recipe, "start", loaded.start, overrides)
-            needed = _needed(source, loaded, "data", "model")
-            start = folder.parent / needed.name
-            _train_first(needed, f"{loaded.name} starts from", images, start, seeds, how)
-        else:
-            start = _still_beside(folder, loaded.start, seeds, device)
+        start = beside("start", loaded.start, ("data", "model"), "starts from", seeds)
     if loaded.distill and teacher is None:
-        if left:
-            source = named_in(recipe, "distill", loaded.distill.teacher, overrides)
-            needed = _needed(source, loaded, "data")
-            teacher = folder.parent / needed.name
-            _train_first(needed, f"{loaded.name} learns from", images, teacher, 1, how)
-        else:
-            teacher = _still_beside(folder, loaded.distill.teacher, 1, device)
+        teacher = beside("distill", loaded.distill.teacher, ("data",), "learns from", 1)
     _train(loaded, images, folder, seeds, how, start, teacher)
 
 
@@ -237,7 +235,7 @@ def _needed(source: str | Path, recipe: Recipe, *parts: str) -> Recipe:
 
 def _still_beside(folder: Path, name: str, seeds: int, device: str | None) -> Path | None:
     """The run that a finished one came from, which is to be the same still; a finished one needs it no more."""
-    out = folder.parent / Path(name).name.removesuffix(".yaml").removesuffix(".yml")
+    out = folder.parent / run_name(name)
     return None if _unfinished(out, seeds, device) else out
 
 

@@ -17,8 +17,7 @@ from unflip.packing.images import pack_for
 from unflip.train import checkpoint as checkpoints
 from unflip.train import provenance
 from unflip.train.learner import build_model, model_state
-from unflip.train.recipe import Recipe
-from unflip.train.saved import read_saved
+from unflip.train.recipe import recipe_in
 
 
 @app.command()
@@ -31,7 +30,7 @@ def pack(
 ) -> None:
     """Pack a trained network into one file that runs without torch."""
     folder = seed_folder(run)
-    recipe = Recipe.model_validate(read_saved(folder / "recipe.json", "recipe")["recipe"])
+    recipe = recipe_in(folder)
     images = load_data(recipe.data.name, data, recipe.data.size)
     _refuse_other_images(folder, recipe.data.of(images))
     model = build_model(recipe, images, seed=0)

@@ -24,6 +24,7 @@ from unflip.report.read import (
 )
 from unflip.report.signs import CHANNELS, Comparison, seed_list
 from unflip.study.paper import reference_of
+from unflip.train.recipe import run_name
 
 FORMAT = 1
 IMAGES = {"test": "test images", "validation": "held-out images"}
@@ -235,9 +236,7 @@ class _Single:
             return None
         seed_itself = (self.source / "recipe.json").is_file()
         above = self.source.absolute().parent
-        name = Path(self.recipe["start"]).name  # of a recipe, or of a YAML file with one
-        name = name.removesuffix(".yaml").removesuffix(".yml")
-        return (above.parent if seed_itself else above) / name
+        return (above.parent if seed_itself else above) / run_name(self.recipe["start"])
 
     @property
     def group(self) -> tuple[str, str]:

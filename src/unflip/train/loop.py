@@ -35,7 +35,7 @@ from unflip.train.engine import Engine
 from unflip.train.flip_rates import flip_rates
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
-from unflip.train.recipe import Recipe
+from unflip.train.recipe import Recipe, recipe_in
 from unflip.train.runs import leave_nothing_behind, lock, recipe_difference, seed_folder
 from unflip.train.saved import read_saved
 from unflip.train.seed import Seed
@@ -339,8 +339,7 @@ def _refuse_other_start(recipe: Recipe, folder: Path, data: ImageSet) -> None:
             f"recipe {recipe.name} has data {differ[1]}, the run it starts from in {folder} has "
             f"{differ[0]}, and may have seen images that are held out here"
         )
-    there = Recipe.model_validate(read_saved(folder / "recipe.json", "recipe")["recipe"])
-    refuse_other_network(recipe, there, f"the run it starts from in {folder}")
+    refuse_other_network(recipe, recipe_in(folder), f"the run it starts from in {folder}")
 
 
 def refuse_other_network(recipe: Recipe, start: Recipe, what: str) -> None:

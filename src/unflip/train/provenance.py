@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unflip.data import ImageSet
 from unflip.train import checkpoint as checkpoints
 from unflip.train.checkpoint import CheckpointError
-from unflip.train.recipe import Recipe
+from unflip.train.recipe import Recipe, recipe_in
 from unflip.train.runs import seed_folder
 from unflip.train.saved import read_saved
 from unflip.uses import code_hash
@@ -91,7 +91,7 @@ def other_images(
 
     Weights from other images may have seen some that are held out here, which would make any figure look good.
     """
-    there = Recipe.model_validate(read_saved(folder / "recipe.json", "recipe")["recipe"]).data
+    there = recipe_in(folder).data
     if there != recipe.data:
         return str(there), str(recipe.data)
     given = read(folder)

@@ -27,6 +27,7 @@ from unflip import methods, models
 from unflip.data import KNOWN as KNOWN_DATA
 from unflip.data import ImageSet
 from unflip.hints import known
+from unflip.train.saved import read_saved
 from unflip.uses import use
 
 
@@ -249,6 +250,16 @@ def named_in(
             "the recipe that names it"
         )
     return path
+
+
+def run_name(named: str) -> str:
+    """Where ``unflip train`` puts the run of a recipe that another names: a shipped one, or a YAML file."""
+    return Path(named).name.removesuffix(".yaml").removesuffix(".yml")
+
+
+def recipe_in(folder: Path) -> Recipe:
+    """The recipe of the run in a folder."""
+    return Recipe.model_validate(read_saved(folder / "recipe.json", "recipe")["recipe"])
 
 
 def _is_file(source: str | Path) -> bool:
