@@ -20,8 +20,16 @@ README = HERE.parent / "README.md"
 # Study -> the arms shown of it, in this order; None: all of them. A study whose folder is not there yet is left out.
 HEADLINE: dict[str, tuple[str, ...] | None] = {
     "readings": ("baseline", "conv"),
-    "ablation": ("finetune-0.01", "finetune-0.001", "mapping", "lns", "lns-frozen"),
-    "sota": None,
+    "ablation": (
+        "finetune-0.01",
+        "finetune-0.001",
+        "finetune-still",
+        "mapping",
+        "lns",
+        "lns-frozen",
+        "one-mean",
+    ),
+    "sota": ("xnor", "tbn", "dsq"),  # the others are above
     "final": None,
 }
 LABELS = {"readings": "baseline, {}"}  # whose arms' labels say only how they differ

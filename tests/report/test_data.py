@@ -128,9 +128,13 @@ def test_an_arm_says_what_it_has_more_than_the_reference(study, tmp_path):
         if i == 1:
             assert arm["against"] is None
         else:
-            more = {"p": 0.04, "paired_p": 0.2 if i == 2 else None}
+            more = {"p": 0.04, "paired_p": 0.2 if i == 2 else None, "paired_difference": None}
             assert arm["against"] == {"difference": arm["mean"] - reference, **more}
     saved = json.loads(path.read_text())
+    pairs = len(saved["arms"][2]["runs"]) - 1  # the arm has one seed more than that
+    path.write_text(json.dumps({**saved, "paired": [{**pair, "p": 0.2, "n": pairs}]}))
+    [section] = report_data([folder])["sections"]
+    assert section["arms"][2]["against"]["paired_difference"] == 1.5, "from the reference"
     path.write_text(json.dumps({**saved, "tests": [], "paired": []}))
     [section] = report_data([folder])["sections"]
     assert [arm["against"] and arm["against"]["p"] for arm in section["arms"]] == [None] * 7

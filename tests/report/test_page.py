@@ -569,15 +569,18 @@ def test_a_difference_without_a_p_is_shown(page, report, tmp_path):
     assert not any("difference" in head for head in page.js(heads))
     section.update(reference="fine-tuning", reference_arm=1)
     for i, arm in enumerate(section["arms"]):
-        arm["against"] = {"difference": 0.5 - i, "p": None, "paired_p": None} if i != 1 else None
+        none = dict.fromkeys(("p", "paired_p", "paired_difference"))
+        arm["against"] = {"difference": 0.5 - i, **none} if i != 1 else None
     section["arms"][2]["against"].update(p=0.0123)
     section["arms"][3]["against"].update(p=0.3, paired_p=0.04)
+    section["arms"][4]["against"].update(p=0.3, paired_p=0.04, paired_difference=-0.2)
     write_report(data, path)
     for size in (DESK, (1010, 900), (800, 900), PHONE):
         page.open(path, *size)
         page.js("document.querySelector('.results details').open = true")
         assert "difference from fine-tuning" in page.js(heads)
-        assert page.js(cells)[:4] == ["+0.50", "–", "−1.50 (p 0.012)", "−2.50 (p 0.3; paired 0.04)"]
+        shown = ["+0.50", "–", "−1.50 (p 0.012)", "−2.50 (p 0.3; paired 0.04)"]
+        assert page.js(cells)[:5] == [*shown, "−3.50 (p 0.3; paired −0.20, 0.04)"]
         check(data, shown_numbers(page, "document.querySelector('.results')"))
         assert page.js("document.documentElement.scrollWidth") == size[0]
     assert page.problems == []

@@ -130,10 +130,10 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
         assert arm["std"] == statistics.stdev(values)
         assert arm["best"] == max(values)
         assert [run["best_accuracy"] for run in arm["runs"]] == [value + 1 for value in values]
-    assert len(saved["tests"]) == 28
+    assert len(saved["tests"]) == 36
     assert all(list(t) == ["a", "b", "difference", "t", "df", "p"] for t in saved["tests"])
-    assert len(saved["paired"]) == 28, "all start from the baseline"
-    assert len(saved["holm"]) == 7
+    assert len(saved["paired"]) == 36, "all start from the baseline"
+    assert len(saved["holm"]) == 8
     command = saved["arms"][1]["command"]
     assert command.startswith("unflip study ablation --seeds 2 --override data.name=digits")
     assert command.endswith("--only finetune-0.01")
@@ -231,6 +231,29 @@ def test_the_table_has_both_tests(trainer: Any, on_digits: OnDigits, tmp_path: P
         f"correction for all 3 (paired where there is one), p < 0.05 remains for LNS ({3 * p:.2g})."
         in (written)
     )
+
+
+def test_pairs_are_of_the_seeds_in_common(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    """Fine-tuning has a third seed, far above; the mean over pairs leaves it out, and the table says both."""
+    study = on_digits("ablation", tmp_path, 3)
+    run_study(study, only=["finetune-0.01", "lns"])
+    figures = {"finetune-0.01": (70.0, 71.0, 99.0), "lns": (70.1, 71.3)}
+    for arm, accuracies in figures.items():
+        for seed, accuracy in enumerate(accuracies):
+            result = tmp_path / arm / f"seed-{seed}" / "result.json"
+            result.write_text(json.dumps({**json.loads(result.read_text()), "accuracy": accuracy}))
+    (tmp_path / "lns" / "seed-2" / "result.json").unlink()
+    summary = write_tables(study)
+    commands = {arm["name"]: arm["command"] for arm in summary["arms"]}
+    assert "--seeds 3 " in commands["finetune-0.01"]
+    assert "--seeds 2 " in commands["lns"], "what repeats its row"
+    written = (tmp_path / "table.md").read_text()
+    p = stats.ttest_rel(figures["lns"], figures["finetune-0.01"][:2]).pvalue
+    assert f"; paired +0.20, {p:.2g}) |" in written
+    assert "| -9.30 (" in written
+    assert "(with its mean over the seeds that both have, where one has more)" in written
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from unflip.report.read import (
 )
 from unflip.report.signs import CHANNELS, Comparison, seed_list
 from unflip.study.paper import reference_of
+from unflip.study.summary import difference_in_common
 from unflip.train.recipe import run_name
 
 FORMAT = 1
@@ -148,7 +149,13 @@ def _against(study: Study, arm: StudyArm, name: str | None) -> dict[str, Any] | 
         next((test.p for test in tests if {test.a, test.b} == pair), None)
         for tests in (study.tests, study.paired)
     )
-    return {"difference": arm.mean - reference.mean, "p": p, "paired_p": paired_p}
+    in_common = difference_in_common(study.model_dump(), arm.model_dump(), reference.model_dump())
+    return {
+        "difference": arm.mean - reference.mean,
+        "p": p,
+        "paired_p": paired_p,
+        "paired_difference": in_common,
+    }
 
 
 def _corrected(study: Study, test: str) -> dict[frozenset[str], float]:

@@ -139,13 +139,16 @@ function hasP({ against }) {
 function difference(arm, here) {
   if (!arm.against) return el("span", { class: "quiet" }, "–");
   const p = [["p", "p "], ["paired_p", "paired "]].filter(([field]) => arm.against[field] !== null);
-  const tested = p.flatMap(([field, name], k) => [k ? "; " : "(", name, num(`${here}.against.${field}`, "sig2")]);
+  // over the seeds that both arms have, where one has more
+  const inCommon = arm.against.paired_difference === null ? [] : [num(`${here}.against.paired_difference`, "signed2"), ", "];
+  const tested = p.flatMap(([field, name], k) => [k ? "; " : "(", name, ...(field === "paired_p" ? inCommon : []), num(`${here}.against.${field}`, "sig2")]);
   return el("span", { class: "figures" }, num(`${here}.against.difference`, "signed2"), p.length ? [" ", el("span", { class: "quiet" }, tested, ")")] : null);
 }
 function resultsNote(section) {
   const tested = section.arms.some(hasP) ? ", with p as in the t-tests below." : ".";
   return "n: seeds that were trained to the end; std: of the sample. A dot is a seed, the bar mean ± std" + (section.arms.some((arm) => arm.paper) ? ", the diamond the paper’s figure." : ".") +
-    (section.arms.some((arm) => arm.against) ? ` The difference is that of the means from ${section.reference}, in points${tested}` : "");
+    (section.arms.some((arm) => arm.against) ? ` The difference is that of the means from ${section.reference}, in points${tested}` : "") +
+    (section.arms.some((arm) => arm.against && arm.against.paired_difference !== null) ? " One beside “paired” is the mean over the seeds that both arms have." : "");
 }
 // Arms of one study have nearly the same command: a wall of text where they are compared. It is copied without unfolding.
 function foldedCommand(arm) {

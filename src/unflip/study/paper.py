@@ -33,6 +33,8 @@ TUNING = ("data.validation=10000",)  # nothing is chosen on test images
 STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
 # as ResNet-20 was published (He et al., CVPR 2016: after 32k and 48k of 64k steps)
 HALF = "schedule={name: step, at: [200, 300], factor: 0.1}"
+# as Wide ResNet was published for CIFAR-10 (Zagoruyko and Komodakis, BMVC 2016: epochs 60, 120, 160 of 200)
+WIDE = "schedule={name: step, at: [120, 240, 320], factor: 0.2}"
 # a tenth after every quarter, as the paper has it for LNS itself
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
 STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
@@ -271,6 +273,7 @@ READINGS = Experiment(
         _reading("conv", "one shortcut a convolution", "model.shortcut=conv"),
         _reading("conv-step", "… decay by steps", "model.shortcut=conv", STEPS),
         _reading("conv-half", "… decay at 1/2 and 3/4", "model.shortcut=conv", HALF),
+        _reading("conv-wide", "… decay as Wide ResNet's", "model.shortcut=conv", WIDE),
         _reading("conv-quarters", "… decay every quarter", "model.shortcut=conv", QUARTERS),
         _reading("latent-3x", "latent weights 3 × faster", times=3),
         _reading("latent-10x", "latent weights 10 × faster", times=10),
@@ -293,8 +296,8 @@ ABLATION = Experiment(
         ),
         _after("finetune-0.001", "fine-tuning, lr 0.001", FINETUNE, "optimizer.lr=0.001"),
         _after("finetune-0.0001", "fine-tuning, lr 0.0001", FINETUNE, "optimizer.lr=0.0001"),
-        # what training everything but the signs gives: the control of a mapping that keeps them
-        _after("finetune-still", "fine-tuning, signs stay", FINETUNE, HELD),
+        # what training all but the signs gives: the control of a mapping that keeps them
+        _after("finetune-still", "fine-tuning, latent weights 10,000 × slower", FINETUNE, HELD),
         _after(
             "mapping",
             "mapping without noisy supervision",
@@ -306,6 +309,11 @@ ABLATION = Experiment(
         # Algorithm 1 takes sign(W) anew in each pass; the paper's text calls its labels pretrained.
         replace(
             _after("lns-frozen", "LNS, labels frozen", LNS, "method.labels=frozen"),
+            paper=_LNS.paper,
+        ),
+        # nor does it say over what its loss is a mean
+        replace(
+            _after("one-mean", "LNS, one mean over all weights", LNS, derived=_one_mean),
             paper=_LNS.paper,
         ),
     ),
@@ -346,7 +354,8 @@ SOTA = Experiment(
     (
         replace(_BASELINE, label="DoReFa-Net"),
         Draft("xnor", "XNOR-Net", DOREFA, ("method=xnor",), paper=Paper(85.23)),
-        Draft("tbn", "TBN", DOREFA, ("method=tbn",), paper=Paper(84.34)),
+        # along one shortcut a convolution its inputs grow out of reach of its gradient, and it unlearns
+        Draft("tbn", "TBN", DOREFA, ("method=tbn",), paper=Paper(84.34), keeps=("model.shortcut",)),
         Draft("dsq", "DSQ", DOREFA, ("method=dsq",), paper=Paper(84.11)),
         _LNS,
     ),

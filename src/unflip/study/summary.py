@@ -44,13 +44,13 @@ def summarize(study: Study) -> dict[str, Any]:
 def _arm(study: Study, arm: Arm) -> dict[str, Any]:
     records = [study.record(arm, seed) for seed in study.seeds]
     values = [r.accuracy for r in records if r is not None and r.accuracy is not None]
-    teacher = " --teacher DIR" if arm.recipe.distill else ""
+    seeds = [r.seed for r in records if r is not None and r.accuracy is not None]
     return {
         "name": arm.name,
         "label": arm.label,
         "folder": os.path.relpath(study.folder(arm), study.out),
         "start": arm.start,
-        "command": f"{study.command}{teacher} --only {arm.name}".strip(),
+        "command": _command(study, arm, 1 + max(seeds, default=len(study.seeds) - 1)),
         "recipe": arm.recipe.plain(),
         "paper": dataclasses.asdict(arm.paper) if arm.paper else None,
         "x": arm.x,
@@ -59,6 +59,13 @@ def _arm(study: Study, arm: Arm) -> dict[str, Any]:
         "std": statistics.stdev(values) if len(values) > 1 else None,
         "best": max(values, default=None),
     }
+
+
+def _command(study: Study, arm: Arm, seeds: int) -> str:
+    """What repeats an arm, with as many seeds as it has where others have more."""
+    command = study.command.replace(f"--seeds {len(study.seeds)}", f"--seeds {seeds}", 1)
+    teacher = " --teacher DIR" if arm.recipe.distill else ""
+    return f"{command}{teacher} --only {arm.name}".strip()
 
 
 def accuracies(arm: dict[str, Any]) -> list[float]:
@@ -87,6 +94,21 @@ def paired(arms: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             test = seed_by_seed(*([_by_seed(arm)[s] for s in seeds] for arm in (a, b)))
             found.append({"a": a["name"], "b": b["name"], **test, "n": len(seeds)})
     return found
+
+
+def difference_in_common(
+    summary: dict[str, Any], arm: dict[str, Any], reference: dict[str, Any]
+) -> float | None:
+    """What an arm has more than the reference over the seeds that both have; None where those are all there are, and
+    where the two are no pairs."""
+    pairs = (t for t in summary["paired"] if {t["a"], t["b"]} == {arm["name"], reference["name"]})
+    test = next(pairs, None)
+    if test is None or test["n"] is None:  # a study of an earlier version may not say how many
+        return None
+    if all(test["n"] == len(accuracies(a)) for a in (arm, reference)):
+        return None
+    difference: float = test["difference"]
+    return difference if test["a"] == arm["name"] else -difference
 
 
 def _related(a: dict[str, Any], b: dict[str, Any]) -> bool:

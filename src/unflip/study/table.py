@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unflip.study.summary import accuracies
+from unflip.study.summary import accuracies, difference_in_common
 
 if TYPE_CHECKING:
     from unflip.study.study import Study
@@ -77,7 +77,10 @@ def _against(reference: dict[str, Any], arm: dict[str, Any], summary: dict[str, 
     pair = {arm["name"], reference["name"]}
     shown = [
         f"{before}{test['p']:.2g}"
-        for before, tests in (("", summary["tests"]), ("paired ", summary["paired"]))
+        for before, tests in (
+            ("", summary["tests"]),
+            (f"paired {_in_common(reference, arm, summary)}", summary["paired"]),
+        )
         for test in tests
         if {test["a"], test["b"]} == pair and test["p"] is not None
     ]
@@ -85,10 +88,19 @@ def _against(reference: dict[str, Any], arm: dict[str, Any], summary: dict[str, 
     return f"{text} ({'; '.join(shown)})" if shown else text
 
 
+def _in_common(reference: dict[str, Any], arm: dict[str, Any], summary: dict[str, Any]) -> str:
+    """``+0.20, ``: the mean over the seeds that both have, where that is not the difference of the means."""
+    difference = difference_in_common(summary, arm, reference)
+    return "" if difference is None else f"{difference:+.2f}, "
+
+
 def _footnote(reference: dict[str, Any], summary: dict[str, Any]) -> str:
     text = "p: Welch's t-test, two-sided"
     if any(test["p"] is not None for test in summary["paired"]):
         text += "; paired: the t-test seed by seed, of arms that start from the same runs"
+    arms = (arm for arm in summary["arms"] if arm is not reference)
+    if any(_in_common(reference, arm, summary) for arm in arms):
+        text += " (with its mean over the seeds that both have, where one has more)"
     if len(summary["holm"]) < 2:  # one comparison needs no correction
         return f"{text}."
     text += "; not corrected for the number of comparisons."
