@@ -263,6 +263,28 @@ def test_an_arm_of_another_baseline_is_refused(
     assert len(trainer.calls) == calls
 
 
+def test_a_baseline_whose_result_was_deleted_goes_on_under_finished_arms(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    """As the error of a damaged result.json or checkpoint says. It may end with other weights than the arms had."""
+    run_study(on_digits("sota", tmp_path, 1), only=["lns"])
+    baseline, lns = tmp_path / "baseline" / "seed-0", tmp_path / "lns" / "seed-0"
+    given = {"images": {}, "start": {"folder": "b", "sha256": checkpoints.identity(baseline)}}
+    (lns / "provenance.json").write_text(json.dumps(given))
+    (baseline / "result.json").unlink()
+    with pytest.raises(CheckpointError, match="holds no finished run"):
+        run_study(on_digits("sota", tmp_path, 1), only=["tbn"])  # which does not train it
+    summary = run_study(on_digits("sota", tmp_path, 1), only=["lns"])
+    assert trainer.trained == ["baseline/seed-0", "lns/seed-0", "baseline/seed-0"]
+    assert [len(arm["runs"]) for arm in summary["arms"]] == [1, 1]
+
+    given["start"]["sha256"] = "another"
+    (lns / "provenance.json").write_text(json.dumps(given))
+    (baseline / "result.json").unlink()
+    with pytest.raises(CheckpointError, match=rf"{lns} .* has others"):
+        run_study(on_digits("sota", tmp_path, 1), only=["lns"])
+
+
 def test_another_recipe_in_the_folder_is_refused(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from unflip.study.arm import Arm
 from unflip.study.record import Record
 from unflip.study.report import write_report
 from unflip.study.task import Task, train_jobs
+from unflip.train import checkpoint as checkpoints
 from unflip.train import provenance
 from unflip.train.loop import Job, check_device
 
@@ -221,7 +222,8 @@ def run_study(
     chosen.check_folders()
     wanted = study.arms[0].recipe.data
     images = functools.cache(lambda: load(wanted.name, data, wanted.size))
-    _refuse_others(study.shown(only), images if data else None)
+    others = functools.partial(_refuse_others, images=images if data else None)
+    others(study.shown(only), going_on=chosen)
     _say_fewer_seeds(study)
     told = False
 
@@ -235,6 +237,7 @@ def run_study(
             else:
                 running = _workers(engine, chosen, workers)
                 _beside_each_other(chosen, data, device, at_once, evaluate_every, running, tell)
+            others(study.shown(only))  # what went on has its weights now
         told = True
     finally:
         if not told and study.out.exists():
@@ -243,18 +246,30 @@ def run_study(
     return tell(last=True)
 
 
-def _refuse_others(study: Study, images: Callable[[], ImageSet] | None) -> None:
+def _refuse_others(
+    study: Study, images: Callable[[], ImageSet] | None, going_on: Study | None = None
+) -> None:
     """Runs that are over are shown as they are, so they must be of the images, start and teacher that are given.
 
     ``images`` are read where a run is over and says what it saw. Without a folder (None) there is nothing to compare:
-    digits and CIFAR-10 are the same everywhere.
+    digits and CIFAR-10 are the same everywhere. A start that is about to go on in ``going_on`` has no weights yet.
     """
     over = [job for job in study.jobs_over() if provenance.read(job.folder)]
+    over = [job for job in over if not (going_on and _start_goes_on(going_on, job))]
     if not over:
         return
     seen = over[0].recipe.data.of(images()) if images else None
     for job in over:
         provenance.refuse_another(job, seen)
+
+
+def _start_goes_on(study: Study, job: Job) -> bool:
+    """Whether the run that a job started from is the study's own, and goes on from a checkpoint: someone has deleted
+    its damaged result.json, as the error told them to."""
+    if job.start not in [study.folder(arm) for arm in study.arms]:
+        return False
+    run = job.start / f"seed-{job.seed}"
+    return not record.finished(run) and bool(checkpoints.available(run))
 
 
 def write_tables(study: Study, report: Report = write_report) -> dict[str, Any]:
