@@ -458,6 +458,25 @@ def test_tables_of_another_recipe_say_the_difference(
         write_tables(on_digits("ablation", tmp_path, 2, "batch_size=64"))
 
 
+def test_arms_that_a_table_leaves_out_are_named(
+    tmp_path: Path, trainer: Any, on_digits: OnDigits, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An override that one arm has not, given later: its row is of before, the others' no longer belong beside it."""
+    run_study(on_digits("ablation", tmp_path, 1))
+    assert "not in the table" not in capsys.readouterr().out
+    changed = on_digits("ablation", tmp_path, 1, "method.rho_plus=0.1")
+    for again in (
+        lambda: run_study(changed, only=["finetune-0.01"]),
+        lambda: write_tables(changed),
+    ):
+        names = [arm["name"] for arm in again()["arms"]]
+        assert "lns" not in names
+        assert "finetune-0.01" in names
+        said = capsys.readouterr().out
+        assert f"their runs in {tmp_path} are of another recipe: mapping, lns, lns-frozen (" in said
+        assert "(method.rho_plus is 0.005 there and 0.1 here)" in said
+
+
 @pytest.mark.parametrize("text", ["", '{"seeds": [0, ', "[]", '{"seeds": null}', "{}", "\0\0"])
 def test_a_damaged_summary_is_put_aside_and_written_anew(
     tmp_path: Path,

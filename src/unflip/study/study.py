@@ -99,10 +99,17 @@ class Study:
         return [arm.name for arm in self.arms if self._has_runs(arm)]
 
     def _has_runs(self, arm: Arm) -> bool:
+        return bool(self._done(arm)) and not self.another_recipe(arm)
+
+    def _done(self, arm: Arm) -> list[Path]:
         folders = [self.run_folder(arm, seed) for seed in self.seeds]
-        done = [f for f in folders if record.finished(f) or record.stop_reason(f) is not None]
+        return [f for f in folders if record.finished(f) or record.stop_reason(f) is not None]
+
+    def another_recipe(self, arm: Arm) -> list[str]:
+        """How the recipe of the arm's runs that are over differs from its own."""
         mine = arm.finished_in is None  # another folder's runs were looked at when they were given
-        return bool(done) and not (mine and any(record.difference(f, arm.recipe) for f in done))
+        differ = [record.difference(f, arm.recipe) for f in self._done(arm)] if mine else []
+        return next((lines for lines in differ if lines), [])
 
     def record(self, arm: Arm, seed: int) -> Record | None:
         """What came of a run; None while it is not over. It is over, too, where what it starts from has stopped."""
@@ -225,6 +232,7 @@ def run_study(
     others = functools.partial(_refuse_others, images=images if data else None)
     others(study.shown(only), going_on=chosen)
     _say_fewer_seeds(study)
+    _say_left_out(study)
     told = False
 
     def tell(last: bool = False) -> dict[str, Any]:
@@ -281,6 +289,7 @@ def write_tables(study: Study, report: Report = write_report) -> dict[str, Any]:
                 record.refuse_another_recipe(study.run_folder(arm, seed), arm.recipe)
         raise ValueError(f"study {study.name}: no finished run in {study.out}")
     _say_fewer_seeds(study)
+    _say_left_out(study)
     return report(study.only(done), True)
 
 
@@ -297,6 +306,21 @@ def _say_fewer_seeds(study: Study) -> None:
         print(
             f"{study.name}: the table in {study.out} was of {before} seeds and now shows {now}; "
             f"--seeds {before} shows them again",
+            flush=True,
+        )
+
+
+def _say_left_out(study: Study) -> None:
+    """A table does not mix recipes; rows that someone has seen in it are not dropped without a word."""
+    because: dict[str, list[str]] = {}
+    for arm in study.arms:
+        differs = study.another_recipe(arm)
+        if differs:
+            because.setdefault("; ".join(differs), []).append(arm.name)
+    for difference, names in because.items():
+        print(
+            f"{study.name}: not in the table, because their runs in {study.out} are of another recipe: "
+            f"{', '.join(names)} ({difference})",
             flush=True,
         )
 
