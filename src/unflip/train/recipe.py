@@ -167,6 +167,14 @@ class Recipe(_Part):
     sync_batchnorm: bool = False
     allow_no_flips: bool = False
 
+    @field_validator("name")
+    @classmethod
+    def _is_a_folder(cls, value: str) -> str:
+        """Runs go to a folder of that name: one that leads elsewhere would take them out of --out."""
+        if value in ("", ".", "..") or "/" in value:
+            raise ValueError("should be a folder's name, for its runs: not empty, and without /")
+        return value
+
     @field_validator("uses", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
