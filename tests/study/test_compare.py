@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -84,3 +85,23 @@ def test_the_table_tests_the_others_against_the_first(tmp_path: Path) -> None:
     assert [len(arm["runs"]) for arm in summary["arms"]] == [2, 2]
     assert summary["paired"][0]["n"] == 2
     assert "against baseline" in (tmp_path / "out/table.md").read_text()
+
+
+def test_recipes_that_say_the_same_about_themselves_are_told_apart(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of one file keep its ``about``; a row of a table has one line, and no bar of its own."""
+    first, second = (write(tmp_path, name, about="|w|,\nsmall") for name in ("first", "second"))
+    third = write(tmp_path, "third", about="another")
+    monkeypatch.chdir(tmp_path)
+    study = compare([first, second, third], Path("."), 2)
+    assert study.name == tmp_path.name, "what every line it prints begins with"
+    assert [arm.label for arm in study.arms] == [
+        "|w|, small (first)",
+        "|w|, small (second)",
+        "another",
+    ]
+    run_study(study, device="cpu")
+    _, _, *rows = [row for row in Path("table.md").read_text().splitlines() if row.startswith("|")]
+    assert [row.replace("\\|", "").count("|") for row in rows] == [5, 5, 5]
+    assert "against \\|w\\|, small (first)" in Path("table.md").read_text()

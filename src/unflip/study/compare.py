@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from unflip.study.arm import Arm, Draft, make_arms, options
@@ -30,12 +31,12 @@ def compare(
             raise ValueError(f"override {override!r}: every recipe has its own; change the recipe")
     drafts: dict[str, Draft] = {}
     names = [_draft(source, drafts) for source in recipes]
-    arms = make_arms(list(drafts.values()), (), overrides, epochs_scale)
+    arms = make_arms(_told_apart(list(drafts.values())), (), overrides, epochs_scale)
     data = arms[0].recipe.data.name
     words = [shlex.quote(str(recipe)) for recipe in recipes]
     words += [*options(data, seeds, overrides, epochs_scale), f"--out {shlex.quote(str(out))}"]
     study = Study(
-        out.name,
+        out.resolve().name,
         tuple(arms),
         out,
         tuple(range(seeds)),
@@ -54,6 +55,17 @@ def compare(
     return study
 
 
+def _told_apart(drafts: Sequence[Draft]) -> list[Draft]:
+    """Recipes that were copied from one another say the same about themselves: their names are added."""
+    labels = [draft.label for draft in drafts]
+    return [
+        replace(draft, label=f"{draft.label} ({draft.name})")
+        if labels.count(draft.label) > 1
+        else draft
+        for draft in drafts
+    ]
+
+
 def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
     text = "Epochs: " + ", ".join(f"{arm.recipe.epochs} ({arm.label})" for arm in arms)
     return f"{text}." if scale == 1 else f"{text}; {scale:g} × those of the recipes."
@@ -68,9 +80,8 @@ def _draft(source: str | Path, drafts: dict[str, Draft], above: tuple[str, ...] 
     if recipe.start:
         first = named_in(source, "start", recipe.start)
         start = _draft(first, drafts, (*above, recipe.name))
-    there = drafts.setdefault(
-        recipe.name, Draft(recipe.name, recipe.about or recipe.name, str(source), start=start)
-    )
+    label = " ".join(recipe.about.split()) or recipe.name  # a table's row is one line
+    there = drafts.setdefault(recipe.name, Draft(recipe.name, label, str(source), start=start))
     if Path(there.source).resolve() != Path(source).resolve():
         raise ValueError(
             f"{there.source} and {source} are both called {recipe.name!r}, which is the folder of their runs: rename "

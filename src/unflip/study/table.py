@@ -20,7 +20,7 @@ def table(study: Study, summary: dict[str, Any]) -> str:
     heads += [f"against {reference['label']}{' (p)' if tested else ''}"] if reference else []
     lines = [caption(summary), "", _row(heads), "|---" * len(heads) + "|"]
     for arm, found in zip(study.arms, summary["arms"], strict=True):
-        cells = [arm.label.replace("|", "\\|"), _figures(found), str(len(accuracies(found)))]
+        cells = [arm.label, _figures(found), str(len(accuracies(found)))]
         if paper:
             known = arm.paper
             cells.append(best_mean_std(known.best, known.mean, known.std) if known else "")
@@ -62,7 +62,7 @@ def _figures(arm: dict[str, Any]) -> str:
         parts.append(best_mean_std(arm["best"] if several else None, arm["mean"], arm["std"]))
     stops = [f"seed {run['seed']} stopped: {run['stopped']}" for run in arm["runs"]]
     parts += [text for text, run in zip(stops, arm["runs"], strict=True) if run["stopped"]]
-    return "; ".join(parts).replace("|", "\\|")
+    return "; ".join(parts)
 
 
 def _reference(study: Study, summary: dict[str, Any]) -> dict[str, Any] | None:
@@ -117,4 +117,5 @@ def _footnote(reference: dict[str, Any], summary: dict[str, Any]) -> str:
 
 
 def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
