@@ -162,6 +162,21 @@ def test_the_title_of_many_studies_is_short(study, runs, tmp_path):
     assert several["title"] == "2 studies and runs on digits, cifar10"
 
 
+def test_a_study_without_a_title_has_its_name(study, tmp_path):
+    """As one of recipes of one's own: a heading and a link of no words lead nowhere."""
+    name = json.loads((study / "study.json").read_text())["study"]
+    data = report_data([retitled(study, tmp_path / "mine", title="")])
+    assert [data["title"], data["sections"][0]["title"]] == [name, name]
+
+
+def test_of_a_study_of_which_no_run_is_over_no_weights_are_missing(study, tmp_path):
+    saved = json.loads((study / "study.json").read_text())
+    nothing = {"runs": [], "mean": None, "std": None, "best": None}
+    arms = [{**arm, **nothing} for arm in saved["arms"]]
+    [section] = report_data([retitled(study, tmp_path / "new", arms=arms, tests=[])])["sections"]
+    assert section["signs"] == []
+
+
 def test_sections_of_one_title_are_told_apart(study, runs, tmp_path):
     def titles(*sources):
         return [section["title"] for section in report_data(sources)["sections"]]

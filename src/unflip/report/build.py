@@ -104,6 +104,8 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
     for arm in study.arms:
         if arm.start is None or _is_float(arm.recipe) or _is_float(by_name[arm.start].recipe):
             continue
+        if not arm.runs:  # none is over: nothing to compare, and nothing missing
+            continue
         base = by_name[arm.start]
         pairs = [
             (seed, folder / arm.folder / f"seed-{seed}", _seed_of(folder / base.folder, seed))
@@ -116,7 +118,7 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
     return {
         "kind": "study",
         "study": study.study,
-        "title": study.title,
+        "title": study.title or study.study,  # recipes of one's own have no title
         "unflip": study.unflip,
         "data": study.data,
         "evaluated_on": study.evaluated_on,
