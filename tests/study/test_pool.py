@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from unflip.study.cluster import Cluster
 from unflip.study.pool import Pool
 from unflip.study.study import Study, run_study
 
@@ -89,6 +91,38 @@ def test_without_ray_it_says_what_to_install(
     with pytest.raises(ValueError, match=r"--engine ray needs Ray: pip install 'unflip\[ray\]'"):
         run_study(on_digits("ablation", tmp_path / "out"), engine="ray", device="cpu")
     assert not (tmp_path / "out").exists()
+
+
+class FakeRay:
+    """A cluster that takes tasks and runs none."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Any] = []
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {}
+
+    def remote(self, **needed: int) -> Callable[[Any], Any]:
+        return lambda work: SimpleNamespace(remote=self.tasks.append)
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    return fake
+
+
+def test_sigterm_stops_a_cluster_as_ctrl_c_does(fake_ray: FakeRay) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cluster = Cluster(1)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"):
+        signal.raise_signal(signal.SIGTERM)
+    cluster.stop()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_ray_with_two_workers(

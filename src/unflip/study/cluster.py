@@ -7,11 +7,13 @@ OUT and data folders. A task has a GPU to itself where there are any.
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from unflip.study.pool import sigterm_interrupts
 from unflip.study.task import Task
 
 
@@ -33,10 +35,17 @@ class Cluster:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         self.work = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
         self.running: dict[Any, str] = {}
+        self.before = (
+            sigterm_interrupts()
+        )  # Ray's own handler, set by init, ends the process with no word
 
     def start(self, task: Task) -> None:
         jobs = tuple(
-            replace(job, out=job.out.resolve(), start=job.start and job.start.resolve())
+            replace(
+                job,
+                out=job.out.resolve(),
+                start=job.start and job.start.resolve(),
+            )
             for job in task.jobs
         )
         data = task.data and task.data.resolve()
@@ -57,6 +66,8 @@ class Cluster:
         if self.running:
             self.ray.wait(list(self.running), num_returns=len(self.running))
         self.running.clear()
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
         if self.mine:
             self.ray.shutdown()
 

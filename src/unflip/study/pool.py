@@ -33,9 +33,7 @@ class Pool:
     def __init__(self, out: Path, capacity: int) -> None:
         self.out, self.capacity = out, capacity
         self.running: dict[str, tuple[BaseProcess, Connection]] = {}
-        self.before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGTERM, _interrupt)
+        self.before = sigterm_interrupts()
 
     def start(self, task: Task) -> None:
         context = multiprocessing.get_context("spawn")
@@ -75,6 +73,13 @@ class Pool:
         self.running.clear()
         if self.before is not None:
             signal.signal(signal.SIGTERM, self.before)
+
+
+def sigterm_interrupts() -> Any:
+    """From now on SIGTERM is as Ctrl-C; returns the handler to put back, None where signals cannot be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
