@@ -16,6 +16,9 @@ import pytest
 from unflip.study.cluster import Cluster
 from unflip.study.pool import Pool
 from unflip.study.study import Study, run_study
+from unflip.study.task import Task
+from unflip.train.loop import Job
+from unflip.train.recipe import load_recipe
 
 OnDigits = Callable[..., Study]
 SMALL = ("data.validation=1200", "batch_size=64", "allow_no_flips=true")
@@ -97,7 +100,7 @@ class FakeRay:
     """A cluster that takes tasks and runs none."""
 
     def __init__(self) -> None:
-        self.tasks: list[Any] = []
+        self.tasks: list[Task] = []
 
     def is_initialized(self) -> bool:
         return True
@@ -123,6 +126,21 @@ def test_sigterm_stops_a_cluster_as_ctrl_c_does(fake_ray: FakeRay) -> None:
         signal.raise_signal(signal.SIGTERM)
     cluster.stop()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_other_machines_get_whole_paths(fake_ray: FakeRay) -> None:
+    """They are in another folder than the one in which the command was given."""
+    recipe = load_recipe("digits-dorefa")
+    job = Job(recipe, 0, Path("out"), start=Path("base"), teacher=Path("teacher"))
+    cluster = Cluster(1)
+    cluster.start(Task("one", (job,), Path("data"), None))
+    cluster.running.clear()
+    cluster.stop()
+    [task] = fake_ray.tasks
+    [sent] = task.jobs
+    for path in (task.data, sent.out, sent.start, sent.teacher):
+        assert path is not None
+        assert path.is_absolute()
 
 
 def test_ray_with_two_workers(

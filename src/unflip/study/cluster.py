@@ -45,6 +45,7 @@ class Cluster:
                 job,
                 out=job.out.resolve(),
                 start=job.start and job.start.resolve(),
+                teacher=job.teacher and job.teacher.resolve(),
             )
             for job in task.jobs
         )
