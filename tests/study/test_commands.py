@@ -99,3 +99,15 @@ def test_mistakes_are_one_line_and_leave_nothing(
     [line] = command.err.splitlines()
     assert says in line
     assert sorted(path.name for path in command.folder.iterdir()) == ["stderr", "stdout"]
+
+
+def test_the_command_of_a_recipe_file_finds_it_again(unflip: Start, tmp_path: Path) -> None:
+    mine = tmp_path / "my own.yaml"
+    mine.write_text(
+        "data: {name: digits}\nmodel: {name: resnet20, width: 2}\nepochs: 1\noptimizer: {lr: 0.1}\n"
+    )
+    words = ("--epochs", "1", "--recipe", str(mine), "--only", "dorefa", "--seeds", "1")
+    done = unflip("study", "methods", *words, "--device", "cpu")
+    assert done.code == 0, done.err
+    [arm] = json.loads((done.folder / "runs" / "methods" / "study.json").read_text())["arms"]
+    assert f"--recipe '{mine}' --epochs 1" in arm["command"]

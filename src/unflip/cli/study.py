@@ -237,6 +237,7 @@ def compare_methods(
         workers=workers,
         device=device,
         overrides=override or [],
+        source=recipe,
     )
     _show(out)
 

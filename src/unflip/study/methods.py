@@ -6,6 +6,7 @@ LNS is left out: it corrects a network that another method has trained, so it ha
 from __future__ import annotations
 
 import functools
+import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,14 +35,21 @@ def compared() -> list[str]:
 
 
 def methods_study(
-    recipe: Recipe, out: Path, names: Sequence[str], seeds: int, overrides: Sequence[str] = ()
+    recipe: Recipe,
+    out: Path,
+    names: Sequence[str],
+    seeds: int,
+    overrides: Sequence[str] = (),
+    source: str | None = None,
 ) -> Study:
-    """The recipe with each method in place of its own; ``overrides`` are in it already, and said.
+    """The recipe with each method in place of its own; ``overrides`` are in it already, and said. ``source`` is what
+    ``load_recipe`` was given, for the command that repeats it: a file of one's own is not found by its name.
 
     Beside the methods asked for there are all others: what an earlier command trained in ``out`` stays in the table.
     """
     _refuse_replaced(overrides)
-    words = ["unflip study methods", f"--recipe {recipe.name}", f"--epochs {recipe.epochs}"]
+    named = shlex.quote(source or recipe.name)
+    words = ["unflip study methods", f"--recipe {named}", f"--epochs {recipe.epochs}"]
     command = " ".join([*words, *options(recipe.data.name, seeds, overrides)])
     return Study(
         "methods",
@@ -85,12 +93,13 @@ def study_methods(
     workers: int = 2,
     device: str | None = None,
     overrides: Sequence[str] = (),
+    source: str | None = None,
 ) -> dict[str, Any]:
     """Train each method, its seeds side by side and no other beside them, so that its seconds are its own.
 
     Returns what study.json has: as of every study, and memory, FLOPs and seconds of each method besides.
     """
-    study = methods_study(recipe, out, names, seeds, overrides)
+    study = methods_study(recipe, out, names, seeds, overrides, source)
     images = load(recipe.data.name, data, recipe.data.size)
     cost_of = functools.cache(lambda arm: _cost(study.arm(arm), images))
 
