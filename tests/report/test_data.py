@@ -618,6 +618,10 @@ def test_what_is_neither_run_nor_study_is_refused_by_name(runs, tmp_path):
     assert "is not a run" in refused(runs / "digits-lns", baseline=tmp_path)
 
 
+def test_a_baseline_that_nothing_would_be_compared_with_is_refused(study, runs):
+    assert "leave it out" in refused(study, baseline=runs / "digits-finetune")
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

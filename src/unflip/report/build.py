@@ -61,6 +61,11 @@ def report_data(
             singles.append(_Single(source, baseline))
         else:
             raise refuse(source)
+    if baseline is not None and not singles:
+        raise ReportError(
+            f"baseline {baseline} is for runs given by themselves, and here are studies alone, which know their own: "
+            "leave it out"
+        )
     sections += _run_sections(singles, comparison)
     _tell_apart(sections)
     return {
