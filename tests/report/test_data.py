@@ -618,6 +618,13 @@ def test_what_is_neither_run_nor_study_is_refused_by_name(runs, tmp_path):
     assert "is not a run" in refused(runs / "digits-lns", baseline=tmp_path)
 
 
+def test_a_result_without_its_recipe_is_not_passed_over(runs, tmp_path):
+    shutil.copytree(runs / "digits-dorefa", tmp_path / "run")
+    (tmp_path / "run" / "seed-0" / "recipe.json").unlink()
+    message = refused(tmp_path / "run")
+    assert message.startswith(f"{tmp_path / 'run' / 'seed-0'} has a result.json and no recipe.json")
+
+
 def test_a_baseline_that_nothing_would_be_compared_with_is_refused(study, runs):
     assert "leave it out" in refused(study, baseline=runs / "digits-finetune")
 

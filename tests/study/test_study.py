@@ -294,6 +294,18 @@ def test_another_recipe_in_the_folder_is_refused(
     assert len(trainer.calls) == 1
 
 
+def test_a_result_without_its_recipe_is_no_result(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    study = on_digits("ablation", tmp_path, 1)
+    run_study(study, only=["baseline"])
+    (tmp_path / "baseline" / "seed-0" / "recipe.json").unlink()
+    for again in (lambda: run_study(study), lambda: write_tables(study)):
+        with pytest.raises(ValueError, match=r"baseline/seed-0 has a result.json and no recipe"):
+            again()
+    assert len(trainer.calls) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

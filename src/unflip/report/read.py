@@ -157,8 +157,20 @@ def run_folders(source: Path) -> list[Path]:
     if not source.is_dir():
         return []
     seeds = {p: SEED_FOLDER.fullmatch(p.name) for p in source.iterdir()}
-    found = [(int(m[1]), p) for p, m in seeds.items() if m and (p / "recipe.json").is_file()]
+    found = [(int(m[1]), p) for p, m in seeds.items() if m and _is_run(p)]
     return [path for _, path in sorted(found)]
+
+
+def _is_run(folder: Path) -> bool:
+    """A result that lost its recipe is not passed over: the mean would be of other seeds than the run has."""
+    if (folder / "recipe.json").is_file():
+        return True
+    if (folder / "result.json").is_file():
+        raise ReportError(
+            f"{folder} has a result.json and no recipe.json, so nothing tells what it is the result of. "
+            "Put recipe.json back, or take that folder out to do without that seed"
+        )
+    return False
 
 
 def refuse(source: Path) -> ReportError:

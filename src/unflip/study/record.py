@@ -78,6 +78,11 @@ def difference(folder: Path, recipe: Recipe) -> list[str]:
     """How the recipe of the run in a folder differs from this one; nothing where there is no run."""
     saved = folder / "recipe.json"
     if not saved.exists():
+        if finished(folder):
+            raise ValueError(
+                f"{folder} has a result.json and no recipe.json, so nothing tells what it is the result of. "
+                "Put recipe.json back, or delete that folder and run the same command again"
+            )
         return []
     return recipe_difference(read_saved(saved, "recipe")["recipe"], recipe.plain())
 
