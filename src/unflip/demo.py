@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import time
@@ -30,6 +29,7 @@ from unflip.train import checkpoint as checkpoints
 from unflip.train.learner import build_model, model_state
 from unflip.train.loop import train
 from unflip.train.recipe import Recipe, load_recipe
+from unflip.train.saved import read_metrics
 
 RECIPES = ("digits-float", "digits-dorefa", "digits-finetune", "digits-lns")
 LABELS = ("float network", "binary baseline (DoReFa)", "fine-tuning", "LNS")
@@ -205,9 +205,7 @@ def draw_curves(trained: list[Trained], path: Path) -> Path:
         ("flip_rate", "signs flipped in the epoch, %"),
     )
     for number, one in enumerate(trained):
-        lines = [
-            json.loads(line) for line in (one.folder / "metrics.jsonl").read_text().splitlines()
-        ]
+        lines = read_metrics(one.folder / "metrics.jsonl")
         before = trained[1].recipe.epochs if one.recipe.start else 0  # goes on from the baseline
         for axis, (key, _) in zip(axes, keys, strict=True):
             if key in lines[0]:

@@ -522,3 +522,19 @@ def test_a_table_that_is_written_over_by_one_of_fewer_seeds(
     write_tables(on_digits("ablation", tmp_path, 3))
     write_tables(on_digits("ablation", tmp_path, 1))
     assert said in capsys.readouterr().out
+
+
+def test_a_finished_run_with_damaged_metrics_is_named_before_anything_is_trained(
+    tmp_path: Path, trainer: Any, on_digits: OnDigits
+) -> None:
+    study = on_digits("ablation", tmp_path, 2)
+    run_study(study, only=["baseline"])
+    trained = list(trainer.trained)
+    path = tmp_path / "baseline" / "seed-1" / "metrics.jsonl"
+    first, _, last = path.read_text().splitlines()
+    path.write_text(f"{first}\n{last[:9]}\n{last}\n")
+    for again in (lambda: run_study(study), lambda: write_tables(study)):
+        with pytest.raises(ValueError, match="line 2 should be an object") as caught:
+            again()
+        assert str(caught.value).startswith(f"{path} is damaged")
+    assert trainer.trained == trained

@@ -451,9 +451,10 @@ def test_accuracy_measured_in_some_epochs_alone(
         for out in (tmp_path, whole)
     )
     assert some == [None, None, all_[2], all_[3]]
-    (tmp_path / "seed-0/metrics.jsonl").write_text(
-        '{"epoch": 1, "accuracy": 50.0}\n{"epoch": 2, "accuracy": null}\n'
-    )
+    lines = [
+        {"epoch": i + 1, "loss": 1, "accuracy": a, "seconds": 1} for i, a in enumerate([50.0, None])
+    ]
+    (tmp_path / "seed-0/metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     [found] = find_runs(tmp_path)
     assert (found.epoch, found.accuracy) == (2, 50.0)
     with pytest.raises(ValueError, match="evaluate_every=0 should be at least 1"):

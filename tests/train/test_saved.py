@@ -11,11 +11,13 @@ import pytest
 
 from unflip.cli.deploy import pack
 from unflip.data import ImageSet
+from unflip.report.read import read_run
 from unflip.study import record
 from unflip.train import checkpoint as checkpoints
 from unflip.train import load_recipe, train
 from unflip.train.checkpoint import CheckpointError
-from unflip.train.saved import WHAT_TO_DO, read_saved
+from unflip.train.runs import find_runs
+from unflip.train.saved import WHAT_TO_DO, read_metrics, read_saved
 
 TINY = ["model.width=2", "data.validation=1200", "batch_size=64", "epochs=2", "allow_no_flips=true"]
 BASE, TUNED = (load_recipe(name, TINY) for name in ("digits-dorefa", "digits-finetune"))
@@ -129,3 +131,48 @@ def test_a_damaged_last_line_of_a_run_that_lacks_its_result(run: Path, digits: I
     train(BASE, digits, run, quiet=True, device="cpu")  # what the message says
     assert result.exists()
     assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def line(epoch: int, **others: object) -> bytes:
+    return json.dumps({"epoch": epoch, "loss": 1, "accuracy": 9, "seconds": 1} | others).encode()
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("cut", [b"{", b'{"epoch": 3, "lo', b"\0\0\0", b"\xff", b'{"epoch": 3}'])
+def test_a_last_line_cut_short_is_left_out(tmp_path: Path, cut: bytes, end: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join([line(1), line(2), cut]) + end)
+    assert [found["epoch"] for found in read_metrics(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("cut", [b"{", b"[]", b"2", b"\0\0\0", b"\xff", b'{"epoch": 2}'])
+def test_a_damaged_line_before_the_last_is_named(run: Path, cut: bytes) -> None:
+    """By all who speak of the run; a list of runs shows it with what is left."""
+    folder = run / "seed-0"
+    path = folder / "metrics.jsonl"
+    path.write_bytes(b"\n".join([line(1, accuracy=50), cut, line(3)]) + b"\n")
+    says = f"{path} is damaged: line 2 should be an object with epoch, loss, accuracy, seconds. Put"
+    for read in (lambda: record.read(folder, 0), lambda: read_run(folder)):
+        with pytest.raises(ValueError, match="is damaged") as caught:
+            read()
+        assert str(caught.value).startswith(says)
+    assert [(found.epoch, found.accuracy) for found in find_runs(run)] == [(3, 9)]
+    path.write_bytes(b"\n".join([line(1, accuracy=50), line(3)]) + b"\n")  # as the message says
+    found = record.read(folder, 0)
+    assert found is not None
+    assert found.best_accuracy is not None
+    assert found.best_accuracy >= 50
+
+
+def test_a_run_with_a_damaged_line_goes_on_and_says_which_epoch_is_lost(
+    run: Path, digits: ImageSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run / "seed-0"
+    path, result = folder / "metrics.jsonl", folder / "result.json"
+    last = path.read_bytes().splitlines()[-1]
+    result.unlink()
+    path.write_bytes(b'{"epoch": 1, "lo\n' + last + b"\n")
+    assert record.read(folder, 0) is None, "it is not over: what is damaged is nobody's yet"
+    train(BASE, digits, run, device="cpu")
+    assert f"warning: {path} has lost its lines of epochs 1\n" in capsys.readouterr().out
+    assert [found["epoch"] for found in read_metrics(path)] == [2]

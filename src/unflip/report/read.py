@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from unflip.train import provenance
-from unflip.train.saved import WHAT_TO_DO
+from unflip.train.saved import WHAT_TO_DO, read_metrics
 
 PARTS = ("start", "teacher")
 SEED_FOLDER = re.compile(r"seed-(\d+)")
@@ -195,7 +195,7 @@ def read_run(folder: Path) -> Run:
             f"{WHAT_TO_DO['recipe.json']}"
         ) from None
     result = _result(folder / "result.json")
-    metrics, stopped = read_metrics(folder), _stop_reason(folder)
+    metrics, stopped = _metrics(folder / "metrics.jsonl"), _stop_reason(folder)
     return Run(folder, recipe, seed, metrics, result, stopped, _given(folder / provenance.NAME))
 
 
@@ -232,24 +232,11 @@ def _stop_reason(folder: Path) -> str | None:
     return str(note.get("reason")) if isinstance(note, dict) else None
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """One dict an epoch; nothing where the file is missing."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    texts = [text for text in path.read_text().splitlines() if text.strip()]
-    lines = []
-    for number, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text)
-            lines.append({**line, "epoch": int(line["epoch"])})
-        except (ValueError, KeyError, TypeError):
-            if number < len(texts):
-                raise ReportError(
-                    f"{path}, line {number}, should be a JSON object with an epoch; put it back as it was, or take "
-                    "the line out to do without that epoch"
-                ) from None
-    return lines
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read_metrics(path)
+    except ValueError as error:
+        raise ReportError(str(error)) from None
 
 
 def read_json(path: Path) -> Any:

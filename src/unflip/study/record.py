@@ -11,7 +11,7 @@ from unflip.train import checkpoint as checkpoints
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.recipe import Recipe
 from unflip.train.runs import recipe_difference
-from unflip.train.saved import read_saved
+from unflip.train.saved import read_metrics, read_saved
 
 STOPPED = "stopped.json"  # beside the run's other files: it is not run again
 
@@ -48,6 +48,9 @@ def note_stop(folder: Path, reason: str) -> None:
 
 def read(folder: Path, seed: int) -> Record | None:
     """The run's record; None while it is not over."""
+    reason = stop_reason(folder)
+    if reason is None and not finished(folder):
+        return None
     metrics = metrics_of(folder)
     best = max((m["accuracy"] for m in metrics if m["accuracy"] is not None), default=None)
     if finished(folder):
@@ -55,23 +58,13 @@ def read(folder: Path, seed: int) -> Record | None:
         last = float(result["accuracy"])
         best = last if best is None else max(best, last)
         return Record(seed, last, best, result["epochs"], result["seconds"])
-    reason = stop_reason(folder)
-    if reason is None:
-        return None
     seconds = round(sum(m["seconds"] for m in metrics), 2)
     return Record(seed, None, best, len(metrics), seconds, reason)
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``; one cut short by a kill is left out."""
-    path = folder / "metrics.jsonl"
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
-    return lines
+    """The run's line an epoch; nothing where its result alone was kept."""
+    return read_metrics(folder / "metrics.jsonl")
 
 
 def difference(folder: Path, recipe: Recipe) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from unflip.train.checkpoint import CheckpointError
+from unflip.train.saved import whole_metrics
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,10 @@ def _describe(folder: Path) -> Run | None:
         name, epochs = recipe["name"], recipe["epochs"]
     except (ValueError, KeyError, TypeError):
         return None
-    metrics = folder / "metrics.jsonl"
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    lines, _ = whole_metrics(folder / "metrics.jsonl")  # one damaged run hides no other
     epoch, accuracy = 0, None
     for line in reversed(lines):
-        try:
-            values = json.loads(line)
-        except ValueError:  # a line cut short by a kill
-            continue
-        epoch, accuracy = epoch or values["epoch"], values["accuracy"]
+        epoch, accuracy = epoch or line["epoch"], line["accuracy"]
         if accuracy is not None:  # not measured in every epoch
             break
     if (folder / "result.json").exists():

@@ -10,11 +10,13 @@ _AGAIN = "and run the same command again: the run goes on from its last checkpoi
 WHAT_TO_DO = {
     "recipe.json": f"Delete it, and result.json beside it if there is one, {_AGAIN}",
     "result.json": f"Delete it {_AGAIN}",
+    "metrics.jsonl": "Put the line back as it was, or take it out to do without that epoch",
     "provenance.json": "Put it back as it was, or delete it: then nobody asks whether the run was given the same",
     "stopped.json": "Delete it, and the run is tried again",
     "study.json": "Run the study's command again (--tables-only trains nothing): it is written anew from the runs",
     "fitness.json": "Delete it, and the candidate is evaluated again",
 }
+IN_METRICS = ("epoch", "loss", "accuracy", "seconds")  # of every line
 
 
 def read_saved(path: Path, *keys: str) -> dict[str, Any]:
@@ -29,3 +31,32 @@ def read_saved(path: Path, *keys: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. {WHAT_TO_DO[path.name]}") from None
     return values
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ``metrics.jsonl``, nothing where there is none. A last line that a kill cut short is left out; a
+    damaged one before it is refused: what is said of a run is not to miss an epoch without a word."""
+    lines, damaged = whole_metrics(path)
+    if damaged:
+        which = f"line{'s' if len(damaged) > 1 else ''} {', '.join(map(str, damaged))}"
+        raise ValueError(
+            f"{path} is damaged: {which} should be an object with {', '.join(IN_METRICS)}. {WHAT_TO_DO[path.name]}"
+        )
+    return lines
+
+
+def whole_metrics(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The lines that are whole, and the numbers of those that are not, less the last line."""
+    lines, damaged = [], []
+    texts = path.read_bytes().rstrip().splitlines() if path.exists() else []
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            _ = [line[key] for key in IN_METRICS]
+            lines.append({**line, "epoch": int(line["epoch"])})
+        except (ValueError, KeyError, TypeError):
+            if number < len(texts):
+                damaged.append(number)
+    return lines, damaged

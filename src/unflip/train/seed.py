@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from unflip.train.checkpoint import Checkpoint, CheckpointError
 from unflip.train.learner import Learner
 from unflip.train.moved import Moved
 from unflip.train.recipe import Recipe
+from unflip.train.saved import read_metrics, whole_metrics
 from unflip.train.watch import TrainingStopped, Watch
 
 
@@ -69,11 +69,10 @@ class Seed:
             latent.copy_(parts["latent"][name])
 
     def cut_metrics(self, epochs: int) -> list[int]:
-        """Drop lines of epochs that are about to be run again, and one cut short by a kill; which of the epochs before
-        have none."""
-        kept = {
-            line["epoch"]: line for line in read_metrics(self.metrics) if line["epoch"] <= epochs
-        }
+        """Drop lines of epochs that are about to be run again, and those that are damaged; which of the epochs before
+        have none. Not refused: the weights are whole, and a run that was killed is to go on."""
+        whole, _ = whole_metrics(self.metrics)
+        kept = {line["epoch"]: line for line in whole if line["epoch"] <= epochs}
         text = "".join(json.dumps(line) + "\n" for line in kept.values())
         checkpoints.write_atomically(self.metrics, text.encode())
         if epochs:  # where no line is left, what the loss began with is known to no one
@@ -173,15 +172,6 @@ class Seed:
         if distributed.rank() == 0:
             checkpoints.write_atomically(self.folder / "result.json", data)
         return result
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl`` that are whole."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else ():
-        with suppress(ValueError):  # cut short by a kill
-            lines.append(json.loads(text))
-    return lines
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:
