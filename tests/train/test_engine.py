@@ -277,3 +277,29 @@ def test_adam_resumes_too(digits: ImageSet) -> None:
     assert all(torch.equal(v, one.state()[k]) for k, v in three.state().items())
     steps = [v.item() for k, v in three.state().items() if k.endswith(".step")]
     assert set(steps) == {4}
+
+
+class NoRate(torch.optim.Optimizer):
+    def step(self, closure: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("make", "rate"),
+    [
+        # As any optimizer of torch's: from the rate it was made with.
+        (lambda weights: torch.optim.SGD(weights, lr=0.5), 0.25),
+        (lambda weights: torch.optim.SGD([{"params": weights, "peak_lr": 0.8}], lr=0.5), 0.4),
+        (lambda weights: torch.optim.SGD([{"params": weights, "peak_lr": None}], lr=0.5), 0.5),
+        (lambda weights: NoRate(weights, {}), None),
+    ],
+    ids=["lr", "peak", "left alone", "no rate"],
+)
+def test_a_methods_own_optimizer_follows_the_schedule(
+    monkeypatch: pytest.MonkeyPatch, digits: ImageSet, make: Any, rate: float | None
+) -> None:
+    dorefa = methods.config_class("dorefa")
+    monkeypatch.setattr(dorefa, "latent_optimizer", lambda self, weights: make(weights))
+    made = learner(digits)
+    made.start_epoch(0, 1, 0.5)
+    usual, own = (optimizer.param_groups[0].get("lr") for optimizer in made.optimizers)
+    assert (usual, own) == (0.5 * made.recipe.optimizer.lr, rate)

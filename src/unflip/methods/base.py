@@ -286,7 +286,8 @@ class Method:
         """Change what stands round the binary layers of a model just binarized: activations, shortcuts."""
 
     def latent_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer | None:
-        """The method's own optimizer for the weights of binary layers; None: the recipe's."""
+        """The method's own optimizer for the weights of binary layers; None: the recipe's. Its ``lr`` follows the
+        recipe's schedule, unless a group has ``peak_lr`` None."""
         return None
 
     def options(self) -> dict[str, Any]:

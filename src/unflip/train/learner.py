@@ -161,7 +161,7 @@ class Learner:
 
     def set_rates(self, factor: float) -> None:
         for group in (g for o in self.optimizers for g in o.param_groups):
-            if "peak_lr" not in group:
+            if group.get("peak_lr") is None:
                 continue
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(group["peak_lr"] * factor)
@@ -296,14 +296,24 @@ def _make_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """The recipe's optimizer, and the method's own for the latent weights where it has one.
 
-    A method's own optimizer makes its state when it is made, and its groups have ``lr`` (a tensor on a GPU) and
-    ``peak_lr`` if they are to follow the recipe's schedule.
+    A method's own optimizer makes its state when it is made.
     """
     own = None
     if recipe.method != "float" and groups[0]["name"] == "latent":
         own = methods.resolve(recipe.method).latent_optimizer(groups[0]["params"])
+    for group in own.param_groups if own is not None else ():
+        _follow_schedule(group, device)
     rest = groups[1:] if own is not None else groups
     return [_make_optimizer(recipe, rest, device), *([own] if own is not None else [])]
+
+
+def _follow_schedule(group: dict[str, Any], device: torch.device) -> None:
+    """From the rate it was made with, as the recipe's own groups do: one that stayed behind would train on at its first
+    rate without a word. A group without ``lr``, or with a ``peak_lr`` of None, has asked for nothing else."""
+    if "lr" not in group or group.setdefault("peak_lr", float(group["lr"])) is None:
+        return
+    if device.type == "cuda" and not isinstance(group["lr"], Tensor):
+        group["lr"] = torch.tensor(group["lr"], device=device)  # a captured graph reads a tensor
 
 
 def _make_optimizer(
