@@ -28,6 +28,7 @@ from unflip.train.loop import TrainingStopped
 from unflip.train.loop import train as train_recipe
 from unflip.train.recipe import Recipe, load_recipe, named_in, recipe_names, run_name
 from unflip.train.runs import find_runs
+from unflip.train.weights import is_weights
 from unflip.uses import ModuleMissing, use
 
 __all__ = ["app", "deploy", "export", "predict", "report", "run", "study"]
@@ -179,7 +180,10 @@ def train(
     data: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/RECIPE")] = None,
     start: Annotated[
-        Path | None, typer.Option(help="Finished run to start from, for recipes that fine-tune.")
+        Path | None,
+        typer.Option(
+            help="Finished run, or .safetensors file of weights, to start from, for recipes that fine-tune."
+        ),
     ] = None,
     teacher: Annotated[
         Path | None, typer.Option(help="Finished run to learn from, for recipes that distill.")
@@ -211,6 +215,9 @@ def train(
 
     def beside(field: str, name: str, parts: tuple[str, ...], why: str, seeds: int) -> Path | None:
         """The run of a recipe that this one needs, trained now if it has not been; a finished one needs it no more."""
+        if field == "start" and is_weights(name):
+            file = Path(named_in(recipe, field, name, overrides))
+            return file if left or file.exists() else None
         if not left:
             return _still_beside(folder, name, seeds, device)
         needed = _needed(named_in(recipe, field, name, overrides), loaded, *parts)

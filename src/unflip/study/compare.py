@@ -11,6 +11,7 @@ from unflip.study.arm import Arm, Draft, make_arms, options
 from unflip.study.study import Study
 from unflip.train.loop import refuse_other_network
 from unflip.train.recipe import load_recipe, named_in
+from unflip.train.weights import is_weights
 
 OWN = ("name", "start")  # what every recipe says for itself
 
@@ -77,6 +78,11 @@ def _draft(source: str | Path, drafts: dict[str, Draft], above: tuple[str, ...] 
     if recipe.name in above:
         raise ValueError(f"recipe {recipe.name} starts from itself: {' from '.join(above)}")
     start = None
+    if recipe.start and is_weights(recipe.start):
+        raise ValueError(
+            f"recipe {recipe.name} starts from the weights in {recipe.start}: a study trains what its arms start from, "
+            "seed by seed; give start a recipe, or train this one with unflip train"
+        )
     if recipe.start:
         first = named_in(source, "start", recipe.start)
         start = _draft(first, drafts, (*above, recipe.name))

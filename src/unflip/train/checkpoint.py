@@ -127,7 +127,10 @@ def load_usable(folder: Path) -> Checkpoint:
 
 
 def identity(folder: Path) -> str | None:
-    """SHA-256 of a finished run's last checkpoint, as it was written; None where that was not kept."""
+    """SHA-256 of a finished run's last checkpoint, as it was written; None where that was not kept. Of a file of
+    weights, its own."""
+    if folder.is_file():
+        return hashlib.sha256(folder.read_bytes()).hexdigest()
     epochs = read_saved(folder / "result.json", "epochs")["epochs"]
     path = folder / f"{_stem(epochs, 0)}.json"
     try:

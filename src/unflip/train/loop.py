@@ -42,6 +42,7 @@ from unflip.train.seed import Seed
 from unflip.train.teacher import Teacher, load_teacher
 from unflip.train.turn import take_turn
 from unflip.train.watch import TrainingStopped
+from unflip.train.weights import ACCEPTED, HOW, is_weights, load_weights
 
 __all__ = ["Job", "TrainingStopped", "train", "train_together"]
 
@@ -51,8 +52,8 @@ SAVING_SHARE = 0.02  # of the time, at most: many large networks side by side sa
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a recipe and a seed, the folder of the recipe's seeds, and the finished runs that it starts from and
-    learns from."""
+    """One run: a recipe and a seed, the folder of the recipe's seeds, and the finished runs that it starts from (or a
+    file of weights) and learns from."""
 
     recipe: Recipe
     seed: int
@@ -97,10 +98,10 @@ def train(
     """Train ``recipe`` on ``data`` for each seed, side by side; returns their results.
 
     A seed that is finished in ``out`` is not run again, one that was interrupted goes on. ``start`` is the
-    run folder of the recipe named by ``recipe.start``, ``teacher`` of the one that ``recipe.distill`` names. Ctrl-C and
-    SIGTERM save before they stop. ``turn`` is a file that processes sharing a GPU have in common: they compile side by
-    side, and one at a time runs its epochs. Accuracy is measured every ``evaluate_every`` epochs and after the last;
-    between, it is null in the metrics.
+    run folder of the recipe named by ``recipe.start``, or a .safetensors file of weights, ``teacher`` the run folder of
+    the one that ``recipe.distill`` names. Ctrl-C and SIGTERM save before they stop. ``turn`` is a file that processes
+    sharing a GPU have in common: they compile side by side, and one at a time runs its epochs. Accuracy is measured
+    every ``evaluate_every`` epochs and after the last; between, it is null in the metrics.
     """
     return train_together(
         [Job(recipe, seed, out, start, teacher) for seed in seeds],
@@ -175,7 +176,8 @@ def _refuse_unused(jobs: Sequence[Job]) -> None:
     for job in jobs:
         name = job.recipe.name
         if job.start is not None and job.recipe.start is None:
-            raise ValueError(f"recipe {name} starts from nothing, but --start is {job.start}")
+            hint = f": give start={job.start} instead" if is_weights(job.start) else ""
+            raise ValueError(f"recipe {name} starts from nothing, but --start is {job.start}{hint}")
         if job.teacher is not None and job.recipe.distill is None:
             raise ValueError(f"recipe {name} has no teacher, but --teacher is {job.teacher}")
 
@@ -294,12 +296,22 @@ def _prepare(
 
 def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None:
     """Bring the model to where its first epoch starts."""
+    estimated = (
+        isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated"
+    )
     folder = _start_folder(job)
-    if folder is not None:
+    if folder is not None and is_weights(folder):
+        if estimated:
+            raise ValueError(
+                f"method.rates=estimated forks the run that recipe {job.recipe.name} starts from, and {folder} is a "
+                "file of weights: give --start a finished run"
+            )
+        load_weights(model, folder)
+    elif folder is not None:
         _refuse_other_start(job.recipe, folder, data)
         state = checkpoints.load_usable(folder).tensors
         load_start(model, state)
-        if isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated":
+        if estimated:
             _estimate_flip_rates(model, folder, state, data, how)
     options = job.recipe.warm_start
     if options is None:
@@ -357,13 +369,18 @@ def refuse_other_network(recipe: Recipe, start: Recipe, what: str) -> None:
 
 
 def _start_folder(job: Job) -> Path | None:
-    """The finished run that ``recipe.start`` names."""
+    """The finished run that ``recipe.start`` names, or a file of weights in its place."""
     recipe, start, seed = job.recipe, job.start, job.seed
     if recipe.start is None:
         return None
     if start is None:
-        raise ValueError(f"recipe {recipe.name} starts from a run of {recipe.start}: give --start")
+        what = "the weights in" if is_weights(recipe.start) else "a run of"
+        raise ValueError(f"recipe {recipe.name} starts from {what} {recipe.start}: give --start")
+    if is_weights(start):
+        return start
     folder = seed_folder(start, seed)
+    if folder.is_file():
+        raise ValueError(f"--start {start} should be a finished run's folder, or {ACCEPTED}; {HOW}")
     if not (folder / "result.json").exists():
         raise ValueError(
             f"recipe {recipe.name} starts from a finished run of {recipe.start}, seed {seed}; "

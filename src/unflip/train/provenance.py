@@ -116,7 +116,7 @@ def other_weights(given: dict[str, Any], part: str, folder: Path, run: Path) -> 
         return None
     there = given[part]
     was = f"--{part}: it had the weights of {there['folder']} (SHA-256 {there['sha256']:.12}…)"
-    if not (run / "result.json").exists():
+    if not (run / "result.json").exists() and not run.is_file():
         return f"{was}, and {folder} holds no finished run"
     here = checkpoints.identity(run)
     if here in (None, there["sha256"]):

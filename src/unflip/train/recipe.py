@@ -28,6 +28,7 @@ from unflip.data import KNOWN as KNOWN_DATA
 from unflip.data import ImageSet
 from unflip.hints import known
 from unflip.train.saved import read_saved
+from unflip.train.weights import ACCEPTED, HOW, OTHERS, is_weights
 from unflip.uses import use
 
 
@@ -198,6 +199,13 @@ class Recipe(_Part):
         """Recipes that use no code of one's own are written as before there was such a field."""
         return {k: v for k, v in values(self).items() if k != "uses" or v}
 
+    @field_validator("start")
+    @classmethod
+    def _recipe_or_weights(cls, value: str | None) -> str | None:
+        if value and Path(value).suffix in OTHERS:
+            raise ValueError(f"should name a recipe, or {ACCEPTED}; {HOW}")
+        return value
+
     @field_validator("method")
     @classmethod
     def _method(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
@@ -247,12 +255,12 @@ def named_in(
     source: str | Path, field: str, name: str, overrides: Sequence[str] | None = None
 ) -> str | Path:
     """What ``load_recipe`` takes for a recipe that another names in ``field``: a shipped one, or a YAML file beside the
-    one that names it. Where an override names it, from where the command is given."""
+    one that names it; or the path of a file of weights. Where an override names it, from where the command is given."""
     overridden = any(re.match(rf"{field}[=.]", override) for override in overrides or ())
-    if not _is_file(name) or not _is_file(source) or overridden:
+    if not (_is_file(name) or is_weights(name)) or not _is_file(source) or overridden:
         return name
     path = Path(source).parent / name
-    if not path.is_file():
+    if _is_file(name) and not path.is_file():
         raise RecipeError(
             f"recipe {source}: {field} names {name!r}, but there is no file {path}; a path is taken from the folder of "
             "the recipe that names it"
