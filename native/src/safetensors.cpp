@@ -16,22 +16,29 @@ constexpr uint64_t kMaxHeader = 100'000'000;  // safetensors' own limit
 constexpr size_t kMaxName = 4096;
 constexpr size_t kHashDigits = 64;
 
+// What to do. src/unflip/packing/file.py says the same of the same files.
+const std::string kMake = "; make a packed network with 'unflip pack'";
+const std::string kAgain = "; copy it again, or make it anew with 'unflip pack'";
+
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
+
+std::string in_bytes(uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
 
 // What people are most likely to have named .unflip.
 [[noreturn]] void not_ours(const uint8_t* data, size_t size) {
-  const std::string cure = "; make a packed network with 'unflip pack'";
-  if (size >= 4 && data[0] == 'P' && data[1] == 'K') fail("not a packed network but a zip file (torch.save writes one)" + cure);
-  if (size >= 2 && data[0] == 0x80 && data[1] >= 2 && data[1] <= 5) fail("not a packed network but a pickle" + cure);
-  fail("not a packed network (no safetensors header), or cut off" + cure);
+  if (size >= 4 && data[0] == 'P' && data[1] == 'K') fail("not a packed network but a zip file (torch.save writes one)" + kMake);
+  if (size >= 2 && data[0] == 0x80 && data[1] >= 2 && data[1] <= 5) fail("not a packed network but a pickle" + kMake);
+  fail("not a packed network (no safetensors header)" + kMake);
 }
 
 uint64_t header_length(const uint8_t* data, size_t size) {
-  if (size == 0) fail("the file is empty");
+  if (size == 0) fail("the file is empty" + kAgain);
   if (size > kMaxFile) fail("larger than 2^31 bytes");
   if (size < 8) not_ours(data, size);
   uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | data[i];
+  if (length > size - 8 && length <= kMaxHeader && size > 8 && data[8] == '{')
+    fail("the file is cut off within its header" + kAgain);
   if (length > size - 8 || length < 2 || data[8] != '{') not_ours(data, size);
   if (length > kMaxHeader) fail("its header has " + std::to_string(length) + " bytes; at most 100,000,000 are allowed");
   return length;
@@ -92,7 +99,20 @@ void check_layout(std::vector<std::pair<uint64_t, uint64_t>> spans, uint64_t roo
   if (at != room) fail("the file has " + std::to_string(room) + " bytes of tensors, its table says " + std::to_string(at));
 }
 
-void check_hash_digits(const uint8_t* data, size_t size, const Json& digits) {
+// What an accident has done to a file whose hash is wrong, as far as its length tells.
+std::string damage(const Json& header, uint64_t room) {
+  uint64_t end = 0;
+  for (const Json& entry : header.items) {
+    const Json* offsets = entry.type == Json::Type::Object ? entry.find("data_offsets") : nullptr;
+    if (offsets == nullptr || offsets->type != Json::Type::Array || offsets->items.size() != 2) continue;
+    end = std::max(end, whole(offsets->items[1], kMaxFile, "data_offsets"));
+  }
+  if (room < end) return "the file is cut off by " + in_bytes(end - room);
+  if (room > end) return "the file has " + in_bytes(room - end) + " too many at its end";
+  return "its SHA-256 is wrong: the file was changed";
+}
+
+void check_hash_digits(const uint8_t* data, size_t size, const Json& header, uint64_t room, const Json& digits) {
   const std::string& found = digits.string;
   const bool hex =
       std::all_of(found.begin(), found.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
@@ -105,7 +125,7 @@ void check_hash_digits(const uint8_t* data, size_t size, const Json& digits) {
   hash.add(data, at);
   hash.add(reinterpret_cast<const uint8_t*>(zeros.data()), zeros.size());
   hash.add(data + at + kHashDigits, size - at - kHashDigits);
-  if (hash.hex() != found) fail("its SHA-256 is wrong: the file was changed or cut off");
+  if (hash.hex() != found) fail(damage(header, room) + kAgain);
 }
 
 const Json& checked_metadata(const Json& header) {
@@ -113,9 +133,11 @@ const Json& checked_metadata(const Json& header) {
   const Json* metadata = header.find("__metadata__");
   const Json* format = metadata != nullptr && metadata->type == Json::Type::Object ? metadata->find("format") : nullptr;
   if (format == nullptr || format->type != Json::Type::String || format->string != "unflip")
-    fail("a safetensors file, but not a packed network; make one with 'unflip pack'");
+    fail("a safetensors file, but not a packed network" + kMake);
   const std::string& version = member(*metadata, "version", Json::Type::String, "metadata").string;
-  if (version != "1") fail("its format version is '" + version.substr(0, 20) + "'; this unflip reads '1'");
+  if (version != "1")
+    fail("its format version is '" + version.substr(0, 20) +
+         "'; this unflip reads '1': install one that reads it, or pack the network anew");
   for (const std::string& key : metadata->keys)
     if (key != "format" && key != "version" && key != "graph" && key != "sha256")
       fail("metadata: unknown field '" + key.substr(0, 100) + "'");
@@ -133,10 +155,10 @@ Container read_container(const uint8_t* data, size_t size, bool check_hash) {
   try {
     header = parse_json({reinterpret_cast<const char*>(data) + 8, static_cast<size_t>(length)});
   } catch (const std::runtime_error& error) {
-    fail(std::string("not a packed network: its header is ") + error.what());
+    fail(std::string("not a packed network, or a damaged one: its header is ") + error.what() + kAgain);
   }
   const Json& metadata = checked_metadata(header);
-  if (check_hash) check_hash_digits(data, size, *metadata.find("sha256"));
+  if (check_hash) check_hash_digits(data, size, header, room, *metadata.find("sha256"));
 
   Container container;
   container.graph = metadata.find("graph")->string;

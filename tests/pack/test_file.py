@@ -60,10 +60,10 @@ def test_a_file_cut_short_is_found(size):
 def test_other_files(tmp_path):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(safetensors.numpy.save(TENSORS))
-    with pytest.raises(PackedFileError, match=r"weights\.safetensors: not a packed network"):
+    with pytest.raises(PackedFileError, match=r"weights\.safetensors: a safetensors file, but not"):
         read(path)
     path.write_bytes(safetensors.numpy.save(TENSORS, {"format": "pt"}))
-    with pytest.raises(PackedFileError, match="not a packed network; make one with unflip pack"):
+    with pytest.raises(PackedFileError, match="not a packed network; make a packed network with"):
         read(path)
     later = FILE.replace(b'"version":"1"', b'"version":"2"')
     with pytest.raises(PackedFileError, match="its format version is '2'; this unflip reads '1'"):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import unflip
-from unflip.packing.file import Packed, PackedFileError, from_bytes, to_bytes
+from unflip.packing.file import Packed, PackedFileError, from_bytes, read, to_bytes
 from unflip.packing.reference import evaluate
 from unflip.runtime._native import Network
 
@@ -135,6 +135,45 @@ def test_what_is_no_packed_network(tmp_path: Path) -> None:
     assert "unflip pack" in message(with_header(foreign, bytes(4)))
 
 
+AGAIN = "; copy it again, or make it anew with 'unflip pack'"
+MAKE = "; make a packed network with 'unflip pack'"
+ACCIDENTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda data: b"", f"the file is empty{AGAIN}"),
+    "a byte more": (lambda data: data + b"\n", f"the file has 1 byte too many at its end{AGAIN}"),
+    "two files": (lambda data: 2 * data, f"bytes too many at its end{AGAIN}"),
+    "a byte less": (lambda data: data[:-1], f"the file is cut off by 1 byte{AGAIN}"),
+    "five less": (lambda data: data[:-5], f"the file is cut off by 5 bytes{AGAIN}"),
+    "half a header": (lambda data: data[:100], f"cut off within its header{AGAIN}"),
+    "a changed byte": (lambda data: flipped(data, len(data) - 1, 0), f"the file was changed{AGAIN}"),
+    "a PNG": (lambda data: b"\x89PNG\r\n\x1a\n" + data, f"(no safetensors header){MAKE}"),
+    "a zip": (lambda data: b"PK\3\4" + data, f"but a zip file (torch.save writes one){MAKE}"),
+    "a pickle": (lambda data: b"\x80\4" + data, f"not a packed network but a pickle{MAKE}"),
+    "weights": (
+        lambda data: data.replace(b'"format":"unflip"', b'"format":"numpy."'),
+        f"a safetensors file, but not a packed network{MAKE}",
+    ),
+    "of tomorrow": (
+        lambda data: data.replace(b'"version":"1"', b'"version":"2"'),
+        "its format version is '2'; this unflip reads '1': install one that reads it, or pack",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_both_readers_say_what_happened_to_a_file_and_what_to_do(
+    networks: Networks, tmp_path: Path, accident: str
+) -> None:
+    """``unflip show`` and ``export`` read it by Python, all that runs it by the native library."""
+    change, says = ACCIDENTS[accident]
+    path = tmp_path / "model.unflip"
+    path.write_bytes(change(to_bytes(networks["residual"])))
+    for reader in (unflip.load, read):
+        with pytest.raises(ValueError, match=r"model\.unflip") as caught:
+            reader(path)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert says in str(caught.value)
+
+
 def test_paths(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such file"):
         unflip.load(tmp_path / "nothing.unflip")
@@ -215,8 +254,10 @@ def test_headers(networks: Networks) -> None:
     assert "bad JSON" in refused(with_header(b'{"a":' + b"[" * 100_000, tensors))
     assert "bad JSON" in refused(with_header(b'{"a":"\xff"}', tensors))
     assert "bad JSON" in refused(with_header(b"{" + b" " * 100, b""))
-    for length in (2**63, 2**64 - 1, len(data), len(data) - 7, 0, 1):
+    for length in (2**63, 2**64 - 1, 0, 1):
         assert "not a packed network" in refused(struct.pack("<Q", length) + data[8:])
+    for length in (len(data), len(data) - 7):
+        assert "the file is cut off" in refused(struct.pack("<Q", length) + data[8:])
 
 
 def test_a_small_file_cannot_ask_for_a_large_value(networks: Networks) -> None:

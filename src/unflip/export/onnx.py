@@ -49,8 +49,9 @@ class Code(NamedTuple):
 
 def export(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
     """Write the packed network ``source`` as the ONNX file ``target``; returns its size in bytes."""
+    packed = read(source)
     try:
-        data: bytes = to_model(read(source)).SerializeToString()
+        data: bytes = to_model(packed).SerializeToString()
     except PackedFileError as error:
         raise PackedFileError(f"{source}: {error}") from None
     beside = Path(target).with_name(Path(target).name + ".part")

@@ -18,6 +18,10 @@ from safetensors.numpy import load as load_tensors
 VERSION = "1"
 NO_HASH = b"0" * 64
 DTYPES = {"<f4": "F32", "|u1": "U8"}
+MOST_HEADER = 100_000_000  # safetensors' own limit
+# What to do. native/src/safetensors.cpp says the same of the same files.
+MAKE = "; make a packed network with 'unflip pack'"
+AGAIN = "; copy it again, or make it anew with 'unflip pack'"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -87,28 +91,63 @@ def from_bytes(data: bytes) -> Packed:
     found = metadata.get("sha256", "")
     blank = _with_hash(data, NO_HASH, found.encode())
     if hashlib.sha256(blank).hexdigest() != found:
-        raise PackedFileError("its SHA-256 is wrong: the file was changed or cut off")
+        raise PackedFileError(f"its SHA-256 is wrong: the file was changed{AGAIN}")
     return Packed(json.loads(metadata["graph"]), load_tensors(data))
 
 
 def _metadata(data: bytes) -> dict[str, str]:
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > len(data) - 8:
-        raise PackedFileError("not a packed network (no safetensors header), or cut off")
-    try:
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-        load_tensors(data)
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise PackedFileError(f"not a packed network: {error}") from None
+    header, rest = _header(data)
+    metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or metadata.get("format") != "unflip":
-        raise PackedFileError(
-            "a safetensors file, but not a packed network; make one with unflip pack"
-        )
+        raise PackedFileError(f"a safetensors file, but not a packed network{MAKE}")
     if metadata.get("version") != VERSION:
         raise PackedFileError(
-            f"its format version is {metadata.get('version')!r}; this unflip reads {VERSION!r}"
+            f"its format version is {metadata.get('version')!r}; this unflip reads {VERSION!r}: install one that reads "
+            "it, or pack the network anew"
         )
+    try:
+        end = max((v["data_offsets"][1] for v in header.values() if v is not metadata), default=0)
+        missing = end - rest
+        if missing == 0:
+            load_tensors(data)
+    except (ValueError, KeyError, IndexError, TypeError, SafetensorError) as error:
+        raise PackedFileError(f"its table of tensors is damaged: {error}{AGAIN}") from None
+    if missing > 0:
+        raise PackedFileError(f"the file is cut off by {_bytes(missing)}{AGAIN}")
+    if missing < 0:
+        raise PackedFileError(f"the file has {_bytes(-missing)} too many at its end{AGAIN}")
     return metadata
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    """A safetensors file's header, and the number of bytes behind it."""
+    if not data:
+        raise PackedFileError(f"the file is empty{AGAIN}")
+    length, there = int.from_bytes(data[:8], "little"), len(data) - 8
+    if there < length <= MOST_HEADER and data[8:9] == b"{":
+        raise PackedFileError(f"the file is cut off within its header{AGAIN}")
+    if length > there or length < 2 or data[8:9] != b"{":
+        raise PackedFileError(f"not a packed network{_instead(data)}{MAKE}")
+    try:
+        header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise PackedFileError(
+            f"not a packed network, or a damaged one: its header is bad JSON: {error}{AGAIN}"
+        ) from None
+    return header, there - length
+
+
+def _instead(data: bytes) -> str:
+    """What people are most likely to have named .unflip."""
+    if data[:2] == b"PK":
+        return " but a zip file (torch.save writes one)"
+    if data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        return " but a pickle"
+    return " (no safetensors header)"
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte{'' if count == 1 else 's'}"
 
 
 def _with_hash(data: bytes, new: bytes, old: bytes) -> bytes:
