@@ -180,10 +180,32 @@ def test_a_run_of_before_is_taken_as_it_is(
 
 def test_what_is_written_of_a_run(tuned: Path, baseline: Path) -> None:
     given = json.loads((tuned / "seed-0" / "provenance.json").read_text())
-    assert set(given) == {"images", "start", "teacher"}
+    assert set(given) == {"images", "start", "teacher", "threads"}
     assert given["images"]["classes"].startswith("10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 (")
     last = json.loads((baseline / "seed-0" / "checkpoint-00001-000000.json").read_text())
     assert given["start"] == {"folder": str(baseline), "sha256": last["sha256"]}
+    assert given["threads"] == [1]
+
+
+def test_a_run_goes_on_with_another_number_of_threads_and_says_so(
+    tmp_path: Path, digits: ImageSet, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "copied" / "seed-0"
+    shutil.copytree(baseline / "seed-0", folder)
+    recipe = load_recipe("digits-dorefa", SMALL)
+
+    def go_on(threads: int) -> str:
+        (folder / "result.json").unlink()
+        torch.set_num_threads(threads)
+        train(recipe, digits, folder.parent, device="cpu")
+        return capsys.readouterr().out
+
+    assert "threads" not in go_on(1)
+    said = f"warning: {folder} goes on with torch's threads at 2, and had 1: its last digits"
+    assert said in go_on(2)
+    assert json.loads((folder / "provenance.json").read_text())["threads"] == [1, 2]
+    (folder / "provenance.json").unlink()
+    assert "threads" not in go_on(1), "of a run of before, nobody knows"
 
 
 def test_a_finished_run_whose_baseline_is_gone_trains_none(

@@ -3,7 +3,7 @@
 A run lives in a folder ``OUT/seed-N``:
 
     recipe.json       the recipe with every default filled in, and the seed
-    provenance.json   images, start and teacher (see provenance.py)
+    provenance.json   images, start, teacher and threads (see provenance.py)
     metrics.jsonl     one line an epoch
     checkpoint-*      the last two checkpoints (see checkpoint.py)
     result.json       written last: the run is finished
@@ -283,9 +283,17 @@ def _prepare(
 ) -> Seed:
     model = build_model(job.recipe, data, job.seed).to(how.device)
     if distributed.rank() == 0:
+        threads = torch.get_num_threads() if how.device.type == "cpu" else None
         if at is None:  # otherwise a checkpoint brings the weights
             _first_weights(job, model, data, how)
-            provenance.write(job, data)  # not later: what earlier epochs saw is known to no one
+            # Not later: what earlier epochs saw is known to no one.
+            provenance.write(job, data, threads)
+        elif (before := provenance.keep_threads(job.folder, threads)) and not how.quiet:
+            print(
+                f"warning: {job.folder} goes on with torch's threads at {threads}, and had {before}: its last digits "
+                "will be others than without a stop",
+                flush=True,
+            )
         saved = {"recipe": job.recipe.plain(), "seed": job.seed}
         data_bytes = json.dumps(saved, indent=1).encode() + b"\n"
         checkpoints.write_atomically(job.folder / "recipe.json", data_bytes)

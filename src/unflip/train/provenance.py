@@ -1,7 +1,8 @@
 """What a run was given besides its recipe: the images, the weights it started from, and its teacher.
 
 ``provenance.json`` is written when a run begins. What is compared are contents: a run that is copied goes on on another
-machine, and the folders in the file are for people. Runs of before there was such a file are taken as they are.
+machine, and the folders in the file are for people. So is the number of threads, which the last digits depend on where
+a CPU trains; a run may go on with another. Runs of before there was such a file are taken as they are.
 """
 
 from __future__ import annotations
@@ -27,15 +28,31 @@ SEEN = ("training images", "classes")  # what made the weights; test images only
 EVERYTHING = (*SEEN, "test images")
 
 
-def write(job: Job, images: ImageSet) -> None:
-    """Keep what a run that begins now is given."""
+def write(job: Job, images: ImageSet, threads: int | None = None) -> None:
+    """Keep what a run that begins now is given; ``threads`` of a CPU."""
     given: dict[str, Any] = {"images": images.fingerprint}
     for part, folder, run in _from_elsewhere(job):
         given[part] = {"folder": str(folder), "sha256": checkpoints.identity(run)}
     if job.recipe.uses:
         given["code"] = {module: code_hash(module) for module in job.recipe.uses}
+    if threads is not None:
+        given["threads"] = [threads]
+    _save(job.folder, given)
+
+
+def keep_threads(folder: Path, threads: int | None) -> int | None:
+    """Keep that a run goes on with another number of threads, where it is known what it had: which is returned."""
+    given = read(folder) or {}
+    before = given.get("threads")
+    if threads is None or not before or before[-1] == threads:
+        return None
+    _save(folder, {**given, "threads": [*before, threads]})
+    return int(before[-1])
+
+
+def _save(folder: Path, given: dict[str, Any]) -> None:
     data = json.dumps(given, indent=1, ensure_ascii=False).encode() + b"\n"
-    checkpoints.write_atomically(job.folder / NAME, data)
+    checkpoints.write_atomically(folder / NAME, data)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
