@@ -29,6 +29,7 @@ def test_the_persons_override_beats_the_studys_default() -> None:
 def test_what_an_arm_is_about_stays() -> None:
     arms = make_arms(DRAFTS, overrides=["optimizer.lr=0.5"])
     assert [arm.recipe.optimizer.lr for arm in arms] == [0.5, 0.001, 0.5]
+    assert [arm.kept for arm in arms] == [(), ("optimizer.lr=0.5",), ()]
 
 
 def test_options_go_to_the_arms_that_have_them() -> None:
@@ -81,3 +82,15 @@ def test_an_option_of_what_an_arm_replaces_as_a_whole_is_not_overridden() -> Non
     plain = Draft("plain", "plain", "digits-dorefa")
     arms = make_arms([draft, plain], overrides=["optimizer.lr=0.05"])
     assert [arm.recipe.optimizer.lr for arm in arms] == [0.001, 0.05]
+    assert [arm.kept for arm in arms] == [("optimizer.lr=0.05",), ()]
+
+
+def test_an_arm_that_has_the_overrides_value_anyway_kept_nothing() -> None:
+    assert not any(arm.kept for arm in make_arms(DRAFTS, overrides=["optimizer.lr=1e-3"]))
+
+
+def test_an_override_that_does_not_go_with_an_arms_own_value() -> None:
+    draft = Draft("steps", "steps", "digits-dorefa", ("schedule={name: step, at: [3]}",))
+    every = Draft("every", "every", "digits-finetune")
+    arms = make_arms([draft, every], overrides=["schedule.every=5"])
+    assert [arm.kept for arm in arms] == [("schedule.every=5",), ()]

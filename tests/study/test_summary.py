@@ -119,7 +119,18 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     ]
     assert (saved["study"], saved["unflip"], saved["data"]) == ("ablation", __version__, "digits")
     assert (saved["evaluated_on"], saved["seeds"]) == ("test", [0, 1])
-    arm_keys = ("name", "label", "folder", "start", "command", "recipe", "paper", "x", "runs")
+    arm_keys = (
+        "name",
+        "label",
+        "folder",
+        "start",
+        "command",
+        "recipe",
+        "paper",
+        "x",
+        "kept",
+        "runs",
+    )
     for arm in saved["arms"]:
         assert list(arm) == [*arm_keys, "mean", "std", "best"]
         assert (tmp_path / arm["folder"] / "seed-0" / "result.json").exists()
@@ -313,3 +324,13 @@ def test_mean_curves_are_of_all_runs_in_every_epoch(
         2: 1,
         3: 1,
     }
+
+
+def test_the_caption_says_which_arms_kept_their_own_value(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    study = on_digits("ablation", tmp_path, 1, "optimizer.lr=0.01")
+    run_study(study, only=["finetune-0.01", "finetune-0.001", "finetune-0.0001", "lns"])
+    caption = (tmp_path / "table.md").read_text().splitlines()[0]
+    kept = "fine-tuning, lr 0.001; fine-tuning, lr 0.0001"
+    assert caption.endswith(f", `epochs=1`, `optimizer.lr=0.01` (own value kept: {kept}).")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unflip import methods, models
-from unflip.train.recipe import Recipe, load_recipe
+from unflip.train.recipe import Recipe, RecipeError, load_recipe
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Arm:
     paper: Paper | None = None
     x: float | None = None  # the value of a sweep
     finished_in: Path | None = None  # runs made elsewhere: read, never trained
+    kept: tuple[str, ...] = ()  # overrides that it has another value for, which it is about
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def make_arms(
                 draft.start,
                 draft.paper,
                 draft.x,
+                kept=tuple(o for o in overrides if _fits(o, plain) and _keeps(o, draft, changes)),
             )
         )
     for override in overrides:
@@ -127,6 +129,16 @@ def _contradicts(override: str, draft: Draft) -> bool:
     path = override.partition("=")[0]
     own = [change.partition("=")[0] for change in (*draft.changes, *draft.keeps)]
     return any(path == p or p.startswith(f"{path}.") or path.startswith(f"{p}.") for p in own)
+
+
+def _keeps(override: str, draft: Draft, changes: list[str]) -> bool:
+    """Whether the arm has another value than the override's, because it is about that."""
+    if not _contradicts(override, draft):
+        return False
+    try:
+        return load_recipe(draft.source, [*changes, override]) != load_recipe(draft.source, changes)
+    except RecipeError:  # the two do not even go together
+        return True
 
 
 def options(

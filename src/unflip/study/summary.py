@@ -54,6 +54,7 @@ def _arm(study: Study, arm: Arm) -> dict[str, Any]:
         "recipe": arm.recipe.plain(),
         "paper": dataclasses.asdict(arm.paper) if arm.paper else None,
         "x": arm.x,
+        "kept": list(arm.kept),
         "runs": [dataclasses.asdict(r) for r in records if r is not None],
         "mean": statistics.fmean(values) if values else None,
         "std": statistics.stdev(values) if len(values) > 1 else None,

@@ -36,9 +36,15 @@ def caption(summary: dict[str, Any]) -> str:
     text = f"{summary['data']}, {summary['evaluated_on']} accuracy of the last epoch"
     text += f", {_seeds(summary)}"
     title = f"{summary['title']}: " if summary["title"] else ""
-    changed = ", ".join(f"`{override}`" for override in summary["overrides"])
+    changed = ", ".join(_override(text, summary["arms"]) for text in summary["overrides"])
     parts = [f"{title}{text}.", summary["epochs_note"], f"With {changed}." if changed else ""]
     return " ".join(part for part in parts if part)
+
+
+def _override(text: str, arms: list[dict[str, Any]]) -> str:
+    """What was changed, and the arms that are about that and kept their own value."""
+    kept = "; ".join(arm["label"] for arm in arms if text in arm["kept"])
+    return f"`{text}` (own value kept: {kept})" if kept else f"`{text}`"
 
 
 def _seeds(summary: dict[str, Any]) -> str:
