@@ -116,6 +116,18 @@ def test_the_reference_of_an_experiment_is_known(study, tmp_path):
     assert report_data([folder])["sections"][0]["reference"] is None
 
 
+def test_what_was_overridden_is_said_and_who_kept_their_own(study, tmp_path):
+    folder = tmp_path / "study"
+    shutil.copytree(study, folder)
+    saved = json.loads((folder / "study.json").read_text())
+    saved["overrides"] = ["model.shortcut=conv", "batch=64"]
+    saved["arms"][2]["kept"] = ["model.shortcut=conv"]
+    (folder / "study.json").write_text(json.dumps(saved))
+    [section] = report_data([folder])["sections"]
+    kept = f"model.shortcut=conv (own value kept: {saved['arms'][2]['label']})"
+    assert section["changes"] == [kept, "batch=64"]
+
+
 def test_an_arm_says_what_it_has_more_than_the_reference(study, tmp_path):
     """With the p of each test that there is, as table.md has it; without any, of one seed, the difference alone."""
     pair = {"a": "digits-finetune", "b": "digits-lns", "difference": -1.5}

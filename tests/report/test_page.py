@@ -559,6 +559,15 @@ def test_a_command_is_folded_until_it_is_asked_for_or_printed(phone, report):
     assert phone.js(unfolded) == 1
 
 
+def test_what_was_overridden_stands_above_the_results(page, report, tmp_path):
+    data = json.loads(json.dumps(report[1]))
+    data["sections"][0]["changes"] = ["model.shortcut=conv", "batch=64"]
+    write_report(data, tmp_path / "report.html")
+    page.open(tmp_path / "report.html", *DESK)
+    meta = page.js("document.querySelector('section .meta').textContent")
+    assert " · with model.shortcut=conv, batch=64 · " in meta
+
+
 def test_a_difference_without_a_p_is_shown(page, report, tmp_path):
     data = json.loads(json.dumps(report[1]))
     [section] = data["sections"]

@@ -25,6 +25,7 @@ from unflip.report.read import (
 from unflip.report.signs import CHANNELS, Comparison, seed_list
 from unflip.study.paper import reference_of
 from unflip.study.summary import difference_in_common
+from unflip.study.table import override_words
 from unflip.train.recipe import run_name
 
 FORMAT = 1
@@ -128,6 +129,7 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
         "data": study.data,
         "evaluated_on": study.evaluated_on,
         "epochs_note": study.epochs_note,
+        "changes": [override_words(o, study.model_dump()["arms"]) for o in study.overrides],
         "seeds": study.seeds,
         "arms": [
             {**_study_arm(folder, arm, by_name), "against": _against(study, arm, reference)}
@@ -299,6 +301,7 @@ def _run_section(
         "data": data,
         "evaluated_on": evaluated_on,
         "epochs_note": "",
+        "changes": [],
         "seeds": sorted({run.seed for single in singles for run in single.runs}),
         "arms": [_run_arm(s, twice=names.count(s.recipe["name"]) > 1) for s in singles],
         "reference": None,

@@ -273,7 +273,7 @@ function logTicks(a, b, zero) {
 function curvesPart(section, base) {
   const has = section.arms.map((arm) => arm.curves !== null);
   const missing = section.arms.flatMap((arm) => arm.notes);
-  if (!has.some(Boolean)) return [el("h3", null, "Curves"), el("p", { class: "note" }, "No run here has kept its metrics, so there is nothing to draw.")];
+  if (!has.some(Boolean)) return [el("h3", null, "Curves"), el("p", { class: "note" }, "No run here is over and has kept its metrics, so there is nothing to draw.")];
   const first = firstLines(section, has);
   const state = { section, base, shown: first, epoch: null, active: null, late: false, charts: [] };
   state.charts = CURVES.filter((curve) => section.arms.some((arm) => arm.curves && arm.curves[curve.key])).map((curve) => new Chart(state, curve));
@@ -816,7 +816,7 @@ function shade(value) {
 function sectionNode(section, i) {
   const base = `sections.${i}`;
   const seeds = section.seeds.length === 1 ? `seed ${section.seeds[0]}` : `seeds ${section.seeds.join(", ")}`;
-  const meta = [section.data, `accuracy on ${section.evaluated_on === "test" ? "test images" : "held-out training images"}, last epoch`, seeds, section.epochs_note.replace(/\.$/, ""), section.unflip && `unflip ${section.unflip}`];
+  const meta = [section.data, `accuracy on ${section.evaluated_on === "test" ? "test images" : "held-out training images"}, last epoch`, seeds, section.epochs_note.replace(/\.$/, ""), section.changes.length && `with ${section.changes.join(", ")}`, section.unflip && `unflip ${section.unflip}`];
   const alone = DATA.sections.length === 1 && DATA.title === section.title;
   return el("section", { id: `section-${i}` }, alone ? null : el("h2", null, section.title), el("p", { class: "meta" }, meta.filter(Boolean).join(" · ")),
     el("h3", null, "Results"), resultsTable(section, base),

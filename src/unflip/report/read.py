@@ -63,6 +63,7 @@ class StudyArm(_Part):
     recipe: dict[str, Any]
     paper: Paper | None = None
     x: Maybe = None
+    kept: list[str] = []  # overrides that it has a value of its own for
     runs: list[StudyRun]
     mean: Maybe = None
     std: Maybe = None
@@ -99,6 +100,7 @@ class Study(_Part):
     data: str
     evaluated_on: str
     epochs_note: str = ""
+    overrides: list[str] = []
     seeds: list[int]
     arms: list[StudyArm]
     reference: str | None = None

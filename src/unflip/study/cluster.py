@@ -35,9 +35,8 @@ class Cluster:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         self.work = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
         self.running: dict[Any, str] = {}
-        self.before = (
-            sigterm_interrupts()
-        )  # Ray's own handler, set by init, ends the process with no word
+        # Ray's own handler, set by init, ends the process with no word.
+        self.before = sigterm_interrupts()
 
     def start(self, task: Task) -> None:
         jobs = tuple(

@@ -36,15 +36,15 @@ def caption(summary: dict[str, Any]) -> str:
     text = f"{summary['data']}, {summary['evaluated_on']} accuracy of the last epoch"
     text += f", {_seeds(summary)}"
     title = f"{summary['title']}: " if summary["title"] else ""
-    changed = ", ".join(_override(text, summary["arms"]) for text in summary["overrides"])
-    parts = [f"{title}{text}.", summary["epochs_note"], f"With {changed}." if changed else ""]
+    changes = ", ".join(override_words(text, summary["arms"], "`") for text in summary["overrides"])
+    parts = [f"{title}{text}.", summary["epochs_note"], f"With {changes}." if changes else ""]
     return " ".join(part for part in parts if part)
 
 
-def _override(text: str, arms: list[dict[str, Any]]) -> str:
+def override_words(override: str, arms: list[dict[str, Any]], mark: str = "") -> str:
     """What was changed, and the arms that are about that and kept their own value."""
-    kept = "; ".join(arm["label"] for arm in arms if text in arm["kept"])
-    return f"`{text}` (own value kept: {kept})" if kept else f"`{text}`"
+    kept = "; ".join(arm["label"] for arm in arms if override in arm["kept"])
+    return f"{mark}{override}{mark}" + (f" (own value kept: {kept})" if kept else "")
 
 
 def _seeds(summary: dict[str, Any]) -> str:
