@@ -12,6 +12,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,27 @@ def test_a_signal_saves_first(
     assert f"resuming at epoch {epoch + 1}, step {step}" in done.out
     assert weights_hash(folder) == weights_hash(whole / "seed-0")
     assert metrics(folder) == metrics(whole / "seed-0")
+
+
+def test_sigterm_before_the_first_epoch_leaves_nothing_behind(
+    tmp_path: Path, digits: ImageSet, dorefa: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warm start or a teacher's answers may take a while: what Ctrl-C cleans up there, SIGTERM does too."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(loop, "_first_weights", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"):
+        run(dorefa, digits, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_thread_can_train(
+    tmp_path: Path, digits: ImageSet, dorefa: Recipe, whole: Path, weights_hash: Hash
+) -> None:
+    """Python gives signals to the main thread alone."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run, dorefa, digits, tmp_path).result()
+    assert weights_hash(tmp_path / "seed-0") == weights_hash(whole / "seed-0")
 
 
 @pytest.mark.parametrize("step", [1, STEPS, STEPS + 2, EPOCHS * STEPS])
@@ -455,6 +477,9 @@ def test_accuracy_measured_in_some_epochs_alone(
         {"epoch": i + 1, "loss": 1, "accuracy": a, "seconds": 1} for i, a in enumerate([50.0, None])
     ]
     (tmp_path / "seed-0/metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    [found] = find_runs(tmp_path)
+    assert (found.epoch, found.accuracy) == (4, all_[3]), "a result is the last word"
+    (tmp_path / "seed-0/result.json").unlink()
     [found] = find_runs(tmp_path)
     assert (found.epoch, found.accuracy) == (2, 50.0)
     with pytest.raises(ValueError, match="evaluate_every=0 should be at least 1"):

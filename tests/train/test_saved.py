@@ -156,7 +156,9 @@ def test_a_damaged_line_before_the_last_is_named(run: Path, cut: bytes) -> None:
         with pytest.raises(ValueError, match="is damaged") as caught:
             read()
         assert str(caught.value).startswith(says)
+    (folder / "result.json").rename(run / "aside")  # else the list goes by it
     assert [(found.epoch, found.accuracy) for found in find_runs(run)] == [(3, 9)]
+    (run / "aside").rename(folder / "result.json")
     path.write_bytes(b"\n".join([line(1, accuracy=50), line(3)]) + b"\n")  # as the message says
     found = record.read(folder, 0)
     assert found is not None
@@ -176,3 +178,22 @@ def test_a_run_with_a_damaged_line_goes_on_and_says_which_epoch_is_lost(
     train(BASE, digits, run, device="cpu")
     assert f"warning: {path} has lost its lines of epochs 1\n" in capsys.readouterr().out
     assert [found["epoch"] for found in read_metrics(path)] == [2]
+
+
+def test_a_result_without_a_number_is_damaged(run: Path) -> None:
+    folder = run / "seed-0"
+    path = folder / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": None}))
+    with pytest.raises(
+        ValueError, match=r"damaged: its accuracy is None, not a number\. Delete it"
+    ):
+        record.read(folder, 0)
+    assert [found.state for found in find_runs(run)] == ["damaged"]
+
+
+def test_a_list_of_runs_shows_one_whose_recipe_is_damaged(run: Path) -> None:
+    (run / "seed-0/recipe.json").write_text("{")
+    [found] = find_runs(run)
+    assert (found.seed, found.state) == (0, "damaged")
+    (run / "seed-0/metrics.jsonl").unlink()
+    assert find_runs(run) == [], "something else's recipe.json"

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from unflip.study.pool import sigterm_interrupts
 from unflip.study.task import Task
+from unflip.train.interrupt import sigterm_interrupts
 
 
 class Cluster:

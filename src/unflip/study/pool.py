@@ -17,12 +17,11 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 
 from unflip.study.task import Task
+from unflip.train.interrupt import sigterm_interrupts
 
 LOG = "train.log"
 
@@ -73,17 +72,6 @@ class Pool:
         self.running.clear()
         if self.before is not None:
             signal.signal(signal.SIGTERM, self.before)
-
-
-def sigterm_interrupts() -> Any:
-    """From now on SIGTERM is as Ctrl-C; returns the handler to put back, None where signals cannot be handled."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
 
 
 def _work(task: Task, answer: Connection, log: Path, workers: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from unflip.train.batches import Images
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
 from unflip.train.flip_rates import flip_rates
+from unflip.train.interrupt import sigterm_as_ctrl_c
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe, recipe_in
@@ -190,7 +192,7 @@ def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[
     images = Images(data, how.device)
     first = distributed.rank() == 0
     folders = [jobs[i].folder for i in waiting] if first else []
-    with leave_nothing_behind(folders) as begun, lock(folders):
+    with sigterm_as_ctrl_c(), leave_nothing_behind(folders) as begun, lock(folders):
         groups = distributed.from_rank_0(_side_by_side(jobs, waiting, how.quiet) if first else None)
         teachers = _teachers([jobs[i] for i in waiting], data, images, how)
         for group, at in groups:
@@ -568,8 +570,12 @@ def _save(runs: list[Seed], epoch: int, step: int) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM so that the loop can save between two steps."""
+    """Collects Ctrl-C and SIGTERM so that the loop can save between two steps; a thread beside the main one hears of
+    neither."""
     received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
 
     def note(number: int, frame: FrameType | None) -> None:
         received.append(number)

@@ -8,12 +8,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from unflip.train.checkpoint import CheckpointError
-from unflip.train.saved import whole_metrics
+from unflip.train.saved import read_saved, whole_metrics
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Run:
     folder: Path
     recipe: str
     seed: int
-    state: str  # finished, running or interrupted
+    state: str  # finished, running, interrupted or damaged
     epoch: int
     epochs: int
     accuracy: float | None
@@ -47,7 +47,7 @@ def _describe(folder: Path) -> Run | None:
         recipe, seed = saved["recipe"], saved["seed"]
         name, epochs = recipe["name"], recipe["epochs"]
     except (ValueError, KeyError, TypeError):
-        return None
+        return _damaged(folder)
     lines, _ = whole_metrics(folder / "metrics.jsonl")  # one damaged run hides no other
     epoch, accuracy = 0, None
     for line in reversed(lines):
@@ -55,10 +55,26 @@ def _describe(folder: Path) -> Run | None:
         if accuracy is not None:  # not measured in every epoch
             break
     if (folder / "result.json").exists():
-        state = "finished"
-    else:
-        state = "running" if _locked(folder) else "interrupted"
+        return _finished(Run(folder, name, seed, "finished", epoch, epochs, accuracy))
+    state = "running" if _locked(folder) else "interrupted"
     return Run(folder, name, seed, state, epoch, epochs, accuracy)
+
+
+def _finished(run: Run) -> Run:
+    """With what its result says: metrics may be gone."""
+    try:
+        result = read_saved(run.folder / "result.json", "accuracy", "epochs")
+    except ValueError:
+        return replace(run, state="damaged")
+    return replace(run, epoch=result["epochs"], accuracy=result["accuracy"])
+
+
+def _damaged(folder: Path) -> Run | None:
+    """A run whose recipe cannot be read; None where the file is something else's."""
+    seed = folder.name.removeprefix("seed-")
+    if not seed.isdecimal() or not (folder / "metrics.jsonl").exists():
+        return None
+    return Run(folder, "", int(seed), "damaged", 0, 0, None)
 
 
 def recipe_difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:

@@ -16,6 +16,7 @@ WHAT_TO_DO = {
     "study.json": "Run the study's command again (--tables-only trains nothing): it is written anew from the runs",
     "fitness.json": "Delete it, and the candidate is evaluated again",
 }
+NUMBERS = {"accuracy", "epochs", "seconds"}  # of a result
 IN_METRICS = ("epoch", "loss", "accuracy", "seconds")  # of every line
 
 
@@ -28,6 +29,9 @@ def read_saved(path: Path, *keys: str) -> dict[str, Any]:
         missing = [key for key in keys if key not in values]
         if missing:
             raise ValueError(f"it has no {', '.join(missing)}")
+        for key in NUMBERS.intersection(keys):
+            if not isinstance(values[key], int | float):
+                raise ValueError(f"its {key} is {values[key]!r}, not a number")
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. {WHAT_TO_DO[path.name]}") from None
     return values
