@@ -87,6 +87,7 @@ void BinarySums::count_signs(const Convolution& conv) {
 }
 
 void BinarySums::make_coefficients(const Convolution& conv, const Quantizer& quantizer) {
+  for (int p = 0; p < planes_; p++) multiples_.push_back(units_.whole ? static_cast<float>(units_.scales[p]) : 1.f);
   auto add_term = [&](std::vector<float>& terms, auto value_of) {
     const size_t first = terms.size();
     terms.resize(first + stride_, 0.f);
@@ -120,6 +121,42 @@ void BinarySums::inside_signs(Taps rows, Taps columns, int32_t* out) const {
   const int32_t *a = corner(rows.last, columns.last), *b = corner(rows.first, columns.last),
                 *c = corner(rows.last, columns.first), *d = corner(rows.first, columns.first);
   for (int64_t i = 0; i < row; i++) out[i] = a[i] - b[i] - c[i] + d[i];
+}
+
+std::vector<SumTerm> BinarySums::terms() const {
+  std::vector<SumTerm> all;
+  auto add = [&](int base, int first_plane, int planes) {
+    all.push_back({base, first_plane, planes, false, coefficient(static_cast<int>(all.size()))});
+  };
+  for (int b = 0; b < bases_; b++) {
+    if (units_.whole) {
+      add(b, 0, planes_);
+      continue;
+    }
+    for (int p = 0; p < planes_; p++) add(b, p, 1);
+    if (needs_signs_) add(b, 0, 0);
+  }
+  const int64_t windows = static_cast<int64_t>(window_scale_.size()) / stride_;
+  for (int w = 0; w < windows; w++) all.push_back({0, w, 0, true, &window_scale_[int64_t{w} * stride_]});
+  return all;
+}
+
+void BinarySums::term_base(const SumTerm& term, Taps rows, Taps columns, float* out) const {
+  std::vector<int32_t> signs(int64_t{bases_} * stride_, 0);
+  if (needs_signs_) inside_signs(rows, columns, signs.data());
+  int32_t ones_times = 0;
+  for (int p = term.first_plane; p < term.first_plane + term.planes; p++) ones_times += static_cast<int32_t>(multiples_[p]);
+  const int32_t signs_times = units_.whole ? units_.offset : term.planes ? 0 : 1;
+  const int64_t first = int64_t{term.base} * stride_;
+  for (int o = 0; o < stride_; o++)
+    out[o] = static_cast<float>(ones_times * ones_[first + o] + signs_times * signs[first + o]);
+}
+
+int32_t BinarySums::window_number(const SumTerm& term, const int32_t* plane_sums) const {
+  if (!units_.whole) return plane_sums[term.first_plane];
+  int32_t number = units_.offset * plane_sums[planes_];
+  for (int p = 0; p < planes_; p++) number += units_.scales[p] * plane_sums[p];
+  return number;
 }
 
 void BinarySums::one_term_base(Taps rows, Taps columns, float* base) const {
@@ -169,7 +206,6 @@ void BinarySums::combine(const Count* differences, int64_t differences_stride, c
 }
 
 template void BinarySums::combine(const uint8_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;
-template void BinarySums::combine(const uint16_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;
 template void BinarySums::combine(const int32_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;
 
 }  // namespace unflip

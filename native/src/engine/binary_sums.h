@@ -32,6 +32,15 @@ struct CodeUnits {
 
 CodeUnits code_units(const Quantizer& quantizer);
 
+// One of the products that a sum consists of: a coefficient for each filter times a whole number. That is what is left of a base
+// when multiples of the planes' counts are taken away, or, if `of_window`, a number that all filters of a pixel share.
+struct SumTerm {
+  int base = 0;
+  int first_plane = 0, planes = 0;
+  bool of_window = false;
+  const float* scale = nullptr;  // [stride]
+};
+
 class BinarySums {
  public:
   BinarySums(const Convolution& conv, const Quantizer& quantizer, const Window& window);
@@ -53,6 +62,15 @@ class BinarySums {
   const float* one_term_scale() const { return coefficients_.data(); }
   float one_term_multiple() const { return static_cast<float>(units_.scales[0]); }
 
+  // The sum's terms, in the order in which they are added.
+  std::vector<SumTerm> terms() const;
+  // What a term's counts are taken from, with these taps inside the image; out: [stride].
+  void term_base(const SumTerm& term, Taps rows, Taps columns, float* out) const;
+  bool base_counts_border(const SumTerm& term) const { return needs_signs_ && (units_.whole || !term.planes); }
+  const std::vector<float>& multiples() const { return multiples_; }  // of each plane's counts
+  // The number of a term of the window; plane_sums as below.
+  int32_t window_number(const SumTerm& term, const int32_t* plane_sums) const;
+
   // Filters first .. first + count - 1 at one pixel. differences: [base][plane], each `differences_stride` apart, the first for
   // filter `first`. signs: from inside_signs, or null if !counts_border(). plane_sums: ones of each plane in the window and, at
   // the end, the number of channels and taps inside the image; null if !counts_window().
@@ -72,6 +90,7 @@ class BinarySums {
   bool needs_signs_ = false;
   std::vector<int32_t> ones_;         // [base][stride]: number of +1
   std::vector<int32_t> prefix_;       // [kernel.h + 1][kernel.w + 1][base][stride]: sums of signs up to there
+  std::vector<float> multiples_;      // [plane]
   std::vector<float> coefficients_;   // [term][stride]
   std::vector<float> window_scale_;   // terms of the filters' offset: [plane or 1][stride], then [stride] for the code's offset
 };

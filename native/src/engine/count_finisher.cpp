@@ -1,6 +1,7 @@
 #include "count_finisher.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace unflip {
 namespace {
@@ -32,6 +33,23 @@ BorderClasses column_classes(const Window& w) {
   return BorderClasses(w.out.width, [&](int x) { return w.column_taps(x); });
 }
 
+// Eight bytes at a time, in plain arithmetic: this file is compiled for every CPU.
+int32_t ones_in(const uint8_t* bytes, int count) {
+  int32_t ones = 0;
+  for (; count > 0; bytes += 8, count -= 8) {
+    uint64_t word = 0;
+    if (count >= 8)
+      std::memcpy(&word, bytes, 8);
+    else
+      for (int i = 0; i < count; i++) word |= uint64_t{bytes[i]} << (8 * i);
+    word -= word >> 1 & 0x5555555555555555;
+    word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);
+    word = (word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f;
+    ones += static_cast<int32_t>(word * 0x0101010101010101 >> 56);
+  }
+  return ones;
+}
+
 }  // namespace
 
 bool few_border_classes(const Window& window) {
@@ -45,17 +63,24 @@ CountFinisher::CountFinisher(const Window& window, const BinarySums& sums, const
   const BorderClasses rows = row_classes(window), columns = column_classes(window);
   const int row_count = sums.counts_border() ? static_cast<int>(rows.taps.size()) : 1;
   const int column_count = sums.counts_border() ? static_cast<int>(columns.taps.size()) : 1;
+  if (!sums.one_term()) terms_ = sums.terms();
+  for (const SumTerm& term : terms_) window_terms_ += term.of_window;
   const int64_t stride = sums.stride();
-  if (sums.one_term())
-    base_table_.assign(row_count * column_count * stride, 0.f);
-  else if (sums.counts_border())
-    signs_.assign(row_count * column_count * stride * sums.bases(), 0);
-  for (int r = 0; r < row_count; r++)
-    for (int c = 0; c < column_count; c++) {
-      const int64_t number = r * column_count + c;
-      if (!base_table_.empty()) sums.one_term_base(rows.taps[r], columns.taps[c], &base_table_[number * stride]);
-      if (!signs_.empty()) sums.inside_signs(rows.taps[r], columns.taps[c], &signs_[number * stride * sums.bases()]);
-    }
+  auto make_table = [&](int row_classes, int column_classes, auto base_of) {
+    base_at_.push_back(static_cast<int64_t>(base_table_.size()));
+    base_table_.resize(base_table_.size() + row_classes * column_classes * stride, 0.f);
+    float* base = &base_table_[base_at_.back()];
+    for (int r = 0; r < row_classes; r++)
+      for (int c = 0; c < column_classes; c++, base += stride) base_of(rows.taps[r], columns.taps[c], base);
+  };
+  if (terms_.empty())
+    make_table(row_count, column_count, [&](Taps r, Taps c, float* base) { sums.one_term_base(r, c, base); });
+  for (const SumTerm& term : terms_) {
+    if (term.of_window) continue;
+    const bool border = sums.base_counts_border(term);
+    make_table(border ? row_count : 1, border ? column_count : 1,
+               [&](Taps r, Taps c, float* base) { sums.term_base(term, r, c, base); });
+  }
   class_of_.assign(finisher.pixels(), 0);
   if (sums.counts_border())
     for (int i = 0; i < finisher.pixels(); i++)
@@ -64,7 +89,8 @@ CountFinisher::CountFinisher(const Window& window, const BinarySums& sums, const
 
 void CountFinisher::finish(const RunContext& context, const Strip& strip) const {
   const FinishTarget target = finisher_.target(context);
-  if (!sums_.one_term()) return finish_terms(context, target, strip);
+  if (strip.first >= strip.last) return;
+  if (!sums_.one_term()) return finish_terms(target, strip);
   Counts c;
   c.count = strip.counts;
   c.count_stride = strip.pixel_stride;
@@ -76,30 +102,81 @@ void CountFinisher::finish(const RunContext& context, const Strip& strip) const 
   kernels_.finish_counts(finisher_.finish(), target, c, strip.first, strip.last, strip.channel, strip.channels);
 }
 
-// The general case, pixel by pixel.
-void CountFinisher::finish_terms(const RunContext& context, const FinishTarget& target, const Strip& strip) const {
-  const uint16_t* counts = strip.counts;
-  for (int pixel = strip.first; pixel < strip.last; pixel++, counts += strip.pixel_stride) {
-    const int32_t* signs = signs_.empty() ? nullptr : &signs_[class_of_[pixel] * sums_.stride() * sums_.bases()];
-    int32_t plane_sums[9] = {};
-    if (sums_.counts_window()) count_window(context, pixel, plane_sums);
-    sums_.combine(counts, strip.term_stride, signs, plane_sums, strip.channel, strip.channels, strip.sums);
-    kernels_.finish(finisher_.finish(), target, strip.sums, 0, pixel, pixel + 1, strip.channel, strip.channels);
+// The terms at a strip's channels, the numbers of its windows, the sums of its pixels; ones of a row's columns.
+int64_t CountFinisher::scratch_bytes(int64_t pixels, int channels) const {
+  if (terms_.empty()) return 0;
+  const int64_t columns = window_terms_ ? int64_t{layout_.columns} * sums_.planes() : 0;
+  return static_cast<int64_t>(terms_.size() * sizeof(CountTerm) + pixels * (channels + window_terms_) * sizeof(float) +
+                              columns * sizeof(int32_t));
+}
+
+void CountFinisher::finish_terms(const FinishTarget& target, const Strip& strip) const {
+  CountTerm* terms = terms_of(strip);
+  for (size_t t = 0; t < terms_.size(); t++) terms[t] = term_at(t, strip);
+  CountSums s;
+  s.terms = terms;
+  s.term_count = static_cast<int>(terms_.size());
+  s.plane_stride = strip.term_stride;
+  s.pixel_stride = strip.pixel_stride;
+  s.class_of = &class_of_[strip.first];
+  s.pixels = strip.last - strip.first;
+  s.channels = strip.channels;
+  s.sums = sums_of(strip);
+  kernels_.sum_counts(s);
+  kernels_.finish(finisher_.finish(), target, s.sums, s.channels, strip.first, strip.last, strip.channel, strip.channels);
+}
+
+CountTerm CountFinisher::term_at(size_t t, const Strip& strip) const {
+  const SumTerm& from = terms_[t];
+  CountTerm term;
+  term.scale = from.scale + strip.channel;
+  if (from.of_window) {
+    term.window = numbers_of(strip) + int64_t{from.first_plane} * (strip.last - strip.first);
+    return term;
+  }
+  term.bases = &base_table_[base_at_[t] + strip.channel];
+  term.base_stride = sums_.base_counts_border(from) ? sums_.stride() : 0;
+  term.count = strip.counts + (int64_t{from.base} * sums_.planes() + from.first_plane) * strip.term_stride;
+  term.multiple = sums_.multiples().data() + from.first_plane;
+  term.planes = from.planes;
+  return term;
+}
+
+// Row by row of the image. A window's ones are those of its columns, which windows share.
+void CountFinisher::count_windows(const RunContext& context, const Strip& strip) const {
+  const int pixels = strip.last - strip.first, width = window_.out.width;
+  if (!window_terms_ || pixels <= 0) return;
+  float* numbers = numbers_of(strip);
+  int32_t* ones = reinterpret_cast<int32_t*>(sums_of(strip));  // [plane][column]: the sums come later
+  for (int pixel = strip.first, count; pixel < strip.last; pixel += count) {
+    const int y = pixel / width, x = pixel % width;
+    count = std::min(width - x, strip.last - pixel);
+    const int columns = (count - 1) * window_.stride.w + (window_.kernel.w - 1) * window_.dilation.w + 1;
+    for (int p = 0; p < sums_.planes(); p++) count_columns(context, p, y, x, columns, ones + int64_t{p} * columns);
+    const Taps rows = window_.row_taps(y);
+    for (int i = 0; i < count; i++) {
+      const Taps taps = window_.column_taps(x + i);
+      int32_t plane_sums[9] = {};
+      plane_sums[sums_.planes()] = window_.in.channels * (rows.last - rows.first) * (taps.last - taps.first);
+      for (int p = 0; p < sums_.planes(); p++)
+        for (int c = 0; c < window_.kernel.w; c++)
+          plane_sums[p] += ones[int64_t{p} * columns + int64_t{i} * window_.stride.w + int64_t{c} * window_.dilation.w];
+      for (int w = 0; w < window_terms_; w++)
+        numbers[int64_t{w} * pixels + pixel - strip.first + i] =
+            static_cast<float>(sums_.window_number(terms_[base_at_.size() + w], plane_sums));
+    }
   }
 }
 
-void CountFinisher::count_window(const RunContext& context, int pixel, int32_t* plane_sums) const {
-  const int y = pixel / window_.out.width, x = pixel % window_.out.width;
-  const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
-  plane_sums[sums_.planes()] = window_.in.channels * (rows.last - rows.first) * (columns.last - columns.first);
-  for (int p = 0; p < sums_.planes(); p++) {
-    const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes;
-    for (int r = rows.first; r < rows.last; r++)
-      for (int c = columns.first; c < columns.last; c++) {
-        const uint8_t* at = plane + layout_.at(window_.row(y) + r * window_.dilation.h,
-                                               window_.column(x) + c * window_.dilation.w);
-        for (int i = 0; i < layout_.pixel_bytes; i++) plane_sums[p] += __builtin_popcount(at[i]);
-      }
+// Ones of the code's columns that the windows from (y, x) on read, in the rows that they read; the border is zeros.
+void CountFinisher::count_columns(const RunContext& context, int plane, int y, int x, int columns, int32_t* ones) const {
+  const int64_t first = layout_.left - window_.left + int64_t{x} * window_.stride.w;
+  const int64_t top = layout_.top - window_.top + int64_t{y} * window_.stride.h;
+  const uint8_t* from = context.codes[input_] + plane * layout_.plane_bytes + first * layout_.pixel_bytes;
+  std::fill(ones, ones + columns, 0);
+  for (int r = 0; r < window_.kernel.h; r++) {
+    const uint8_t* at = from + (top + int64_t{r} * window_.dilation.h) * layout_.row_bytes;
+    for (int c = 0; c < columns; c++, at += layout_.pixel_bytes) ones[c] += ones_in(at, layout_.pixel_bytes);
   }
 }
 

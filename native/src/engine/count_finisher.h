@@ -23,14 +23,24 @@ class CountFinisher {
     int64_t pixel_stride = 0;          // and from one pixel
     int first = 0, last = 0;           // pixels first .. last - 1
     int channel = 0, channels = 0;
-    float* sums = nullptr;             // scratch for `channels` floats
+    uint8_t* scratch = nullptr;        // scratch_bytes() of them, aligned to 8
   };
 
+  int64_t scratch_bytes(int64_t pixels, int channels) const;
+  // What all channels of a strip have in common; before finish(), once for all blocks of it.
+  void count_windows(const RunContext& context, const Strip& strip) const;
   void finish(const RunContext& context, const Strip& strip) const;
 
  private:
-  void finish_terms(const RunContext& context, const FinishTarget& target, const Strip& strip) const;
-  void count_window(const RunContext& context, int pixel, int32_t* plane_sums) const;
+  void finish_terms(const FinishTarget& target, const Strip& strip) const;
+  CountTerm term_at(size_t t, const Strip& strip) const;
+  void count_columns(const RunContext& context, int plane, int y, int x, int columns, int32_t* ones) const;
+
+  // Parts of a strip's scratch.
+  CountTerm* terms_of(const Strip& s) const { return reinterpret_cast<CountTerm*>(s.scratch); }
+  // [window term][pixel]
+  float* numbers_of(const Strip& s) const { return reinterpret_cast<float*>(terms_of(s) + terms_.size()); }
+  float* sums_of(const Strip& s) const { return numbers_of(s) + int64_t{window_terms_} * (s.last - s.first); }
 
   const Window& window_;
   const BinarySums& sums_;
@@ -39,8 +49,10 @@ class CountFinisher {
   const CodeLayout& layout_;
   const Kernels& kernels_;
 
-  std::vector<float> base_table_;   // [border class][stride], for one term
-  std::vector<int32_t> signs_;      // [border class][base][stride], else
+  std::vector<SumTerm> terms_;      // none if there is one alone
+  int window_terms_ = 0;            // of them, at their end
+  std::vector<int64_t> base_at_;    // of each other term, in the table
+  std::vector<float> base_table_;   // for each term [border class][stride], or [stride] if the border makes no difference
   std::vector<uint16_t> class_of_;  // for each output pixel
 };
 

@@ -162,13 +162,14 @@ class LookUpConv : public Task {
   }
 
   // A thread's scratch: windows of two pixels while pairing; later the counts of a strip for each base and plane, with room for
-  // a tile before them, and the sums of one pixel.
+  // a tile before them, and what their finish needs.
   void plan_thread_scratch() {
     const int64_t windows = 2 * round_up(int64_t{window_.kernel.h} * window_.kernel.w * layout_.pixel_bytes + 16, 64);
     counts_before_ = 2 * kLookUpPairs * 64;
     counts_of_strip_ = 2 * (kStripPairs + 2 * kLookUpPairs) * 64;
     const int64_t counts = int64_t{sums_.bases()} * sums_.planes() * counts_of_strip_ * sizeof(uint16_t);
-    thread_scratch_bytes = std::max(windows, round_up(counts, 64) + 64 * static_cast<int64_t>(sizeof(float)));
+    finish_at_ = round_up(counts, 64);
+    thread_scratch_bytes = std::max(windows, finish_at_ + count_finisher_.scratch_bytes(2 * kStripPairs, 64));
   }
 
   uint16_t* numbers(const RunContext& context, int plane) const {
@@ -284,7 +285,8 @@ class LookUpConv : public Task {
     strip.last = span.last;
     strip.channel = block.first;
     strip.channels = std::min(block.filters, padded(block.last) - block.first);
-    strip.sums = reinterpret_cast<float*>(context.scratch_of(thread) + thread_scratch_bytes) - 64;
+    strip.scratch = context.scratch_of(thread) + finish_at_;
+    count_finisher_.count_windows(context, strip);
     count_finisher_.finish(context, strip);
   }
 
@@ -310,6 +312,7 @@ class LookUpConv : public Task {
 
   Cut strip_, strip_jobs_;
   int counts_before_ = 0, counts_of_strip_ = 0;
+  int64_t finish_at_ = 0;
 };
 
 // Where each group is whole bytes of a pixel and of what is made, and needs no sum of its window.

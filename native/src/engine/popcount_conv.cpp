@@ -97,13 +97,14 @@ class PopcountConv : public Task {
     strips_ = Cut(pixels(), threads > 1 ? std::max(jobs, threads * kJobsPerThread) : jobs, kGrain);
   }
 
-  // A thread's scratch: the windows of a strip for each plane, its counts for each base and plane, the sums of one pixel.
+  // A thread's scratch: the windows of a strip for each plane, its counts for each base and plane, and what their
+  // finish needs.
   void plan_thread_scratch() {
     plane_words_ = round_up(int64_t{strips_.size} * window_step() * 4 + 64, 64) / 4;
     term_counts_ = int64_t{strips_.size} * 32;
     counts_at_ = sums_.planes() * plane_words_ * 4;
-    sums_at_ = counts_at_ + round_up(terms() * term_counts_ * 2, 64);
-    thread_scratch_bytes = sums_at_ + 32 * sizeof(float);
+    finish_at_ = counts_at_ + round_up(terms() * term_counts_ * 2, 64);
+    thread_scratch_bytes = finish_at_ + count_finisher_.scratch_bytes(strips_.size, 32);
   }
 
   void run_strip(const RunContext& context, int job, int thread) const {
@@ -116,7 +117,8 @@ class PopcountConv : public Task {
     strip.term_stride = term_counts_;
     strip.first = first;
     strip.last = last;
-    strip.sums = reinterpret_cast<float*>(scratch + sums_at_);
+    strip.scratch = scratch + finish_at_;
+    count_finisher_.count_windows(context, strip);
     const size_t blocks = blocks_.size() / groups_;
     for (int group = 0; group < groups_; group++) {
       for (int p = 0; p < sums_.planes(); p++)
@@ -190,7 +192,7 @@ class PopcountConv : public Task {
   int64_t first_weight_ = 0, base_words_ = 0;
 
   Cut strips_;
-  int64_t plane_words_ = 0, term_counts_ = 0, counts_at_ = 0, sums_at_ = 0;
+  int64_t plane_words_ = 0, term_counts_ = 0, counts_at_ = 0, finish_at_ = 0;
 };
 
 }  // namespace

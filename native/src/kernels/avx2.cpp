@@ -218,6 +218,7 @@ constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const Look
   Kernels kernels = {name,
                      finish<Wide>,
                      finish_counts<Wide>,
+                     sum_counts<Wide>,
                      pool<Wide>,
                      curve,
                      float_tile,

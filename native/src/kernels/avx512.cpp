@@ -198,6 +198,7 @@ constexpr int kFloatFilters = kFloatBlock * kFloatBlocks;
 constexpr Kernels kAvx512 = {"avx512",
                              finish<Wide16>,
                              finish_counts<Wide16>,
+                             sum_counts<Wide16>,
                              pool<Wide16>,
                              curve,
                              any_float_tile,

@@ -323,6 +323,35 @@ void finish_counts(const Finish& f, const FinishTarget& target, const Counts& co
   finish_all<V>(f, target, CountSource{counts, first}, first, last, channel, channels);
 }
 
+// ------------------------------------------------------------------------------------------------------------ sums of counts
+
+template <class V>
+UNFLIP_INLINE V term_number(const CountTerm& term, const CountSums& s, int pixel, int channel) {
+  if (term.window) return V::set(term.window[pixel]);
+  V number = V::load(term.bases + s.class_of[pixel] * term.base_stride + channel);
+  const uint16_t* count = term.count + pixel * s.pixel_stride + channel;
+  for (int p = 0; p < term.planes; p++, count += s.plane_stride)
+    number = V::fused(V::set(-term.multiple[p]), V::from_counts(count), number);
+  return number;
+}
+
+template <class V>
+UNFLIP_INLINE void sum_channels(const CountSums& s, int channel) {
+  for (int pixel = 0; pixel < s.pixels; pixel++) {
+    V sum = V::load(s.terms[0].scale + channel) * term_number<V>(s.terms[0], s, pixel, channel);
+    for (int t = 1; t < s.term_count; t++)
+      sum = sum + V::load(s.terms[t].scale + channel) * term_number<V>(s.terms[t], s, pixel, channel);
+    sum.store(s.sums + int64_t{pixel} * s.channels + channel);
+  }
+}
+
+template <class V>
+void sum_counts(const CountSums& s) {
+  int c = 0;
+  for (; c + V::kWidth <= s.channels; c += V::kWidth) sum_channels<V>(s, c);
+  if (c < s.channels) sum_channels<typename V::Eight>(s, c);
+}
+
 // ------------------------------------------------------------------------------------------------------------------- pooling
 
 template <class V, int N>

@@ -76,6 +76,29 @@ struct Counts {
   float multiple = 1;
 };
 
+// The same where the code has several planes, the weights several bases, or the filters an offset: a sum of terms
+//   scale[c] * (base[c] - the sum over its planes of multiple[p] * count), base = bases + class_of[pixel] * base_stride,  or
+//   scale[c] * window[pixel],
+// whose numbers in brackets are exact; each product and each sum of two terms is rounded. The pointers are at the first channel.
+struct CountTerm {
+  const float* scale = nullptr;
+  const float* bases = nullptr;
+  int64_t base_stride = 0;           // 0: the same in all classes
+  const uint16_t* count = nullptr;   // of the first plane at the first pixel
+  const float* multiple = nullptr;   // for each plane
+  int planes = 0;
+  const float* window = nullptr;     // a number for each pixel, or null
+};
+
+struct CountSums {
+  const CountTerm* terms = nullptr;
+  int term_count = 0;
+  int64_t plane_stride = 0, pixel_stride = 0;  // counts from one plane to the next, and from one pixel
+  const uint16_t* class_of = nullptr;          // of the first pixel
+  int pixels = 0, channels = 0;                // channels: multiple of 8
+  float* sums = nullptr;                       // [pixel][channels]
+};
+
 // ------------------------------------------------------------------------------------------------------------------- pooling
 // Over a window of rows x columns pixels; the sum begins with the first row and goes on in order, from 0.
 struct PoolTile {
@@ -188,6 +211,8 @@ struct Kernels {
 
   // The same for the sums of a binary convolution.
   void (*finish_counts)(const Finish&, const FinishTarget&, const Counts&, int first, int last, int channel, int channels);
+
+  void (*sum_counts)(const CountSums&);
 
   void (*pool)(const PoolTile&);
 

@@ -245,6 +245,7 @@ void look_up_tile(const LookUpTile& t) {
 constexpr Kernels kNeon = {"neon",
                            finish<Double>,
                            finish_counts<Double>,
+                           sum_counts<Double>,
                            pool<Double>,
                            curve,
                            float_tile,

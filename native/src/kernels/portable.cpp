@@ -177,6 +177,7 @@ constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
   return {name,
           finish<Plain>,
           finish_counts<Plain>,
+          sum_counts<Plain>,
           pool<Plain>,
           curve,
           float_tile,
