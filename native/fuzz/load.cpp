@@ -137,7 +137,8 @@ void change_word(std::string& text, Random& random) {
                                        "concat",   "slice", "pad", "flatten",  "softmax",  "affine", "prelu",
                                        "clamp",    "add",   "mul", "planes",   "levels",   "sample", "channels",
                                        "true",     "false", "t0",  "t1",       "t2",       "F32",    "U8",
-                                       "curve",    "gelu",  "elu", "upsample", "normalize", "pixel_shuffle", "log_softmax"};
+                                       "curve",    "gelu",  "elu", "upsample", "normalize", "pixel_shuffle", "log_softmax",
+                                       "resize"};
   const std::string from = kWords[below(random, std::size(kWords))];
   std::vector<size_t> places;
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + 1)) places.push_back(at);

@@ -179,6 +179,8 @@ def smooth() -> Packed:
     x = n.op("channel_shuffle", n.op("upsample", x, factor=[2, 1]), groups=2)
     x = n.conv(n.signs(x), 12, 4, 3, 3, bits=n.bits(1, 12, 4, 3, 3), scales=n.tensor(1, 12))
     x = n.op("pixel_shuffle", x, factor=[1, 2])
+    x = n.op("resize", x, size=[7, 5], align_corners=False)
+    x = n.op("resize", x, size=[4, 6], align_corners=True)
     for function in ("mish", "silu", "elu", "gelu_tanh", "tanh"):
         x = n.op("curve", x, function=function)
     gate = n.op("curve", n.op("mean", x), function="sigmoid")

@@ -24,7 +24,8 @@ constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256;
 
 constexpr std::string_view kKinds[] = {"quantize", "conv",   "map",   "max_pool", "avg_pool", "mean",
                                        "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax",
-                                       "log_softmax", "curve", "normalize", "upsample", "pixel_shuffle", "channel_shuffle"};
+                                       "log_softmax", "curve", "normalize", "upsample", "pixel_shuffle", "channel_shuffle",
+                                       "resize"};
 constexpr std::string_view kCurves[] = {"sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "mish"};
 constexpr std::string_view kSteps[] = {"affine", "prelu", "clamp", "add", "mul"};
 
@@ -303,6 +304,7 @@ class Loader {
         read_groups(fields, op, in);
         set_shape(fields, op, in.channels, in.height, in.width);
         break;
+      case OpKind::Resize: read_resize(fields, op, in); break;
     }
     if (op.kind == OpKind::Conv || op.kind == OpKind::Map) read_steps(fields, op);
   }
@@ -498,6 +500,12 @@ class Loader {
     if (in.channels % pixels != 0)
       fields.wrong("factor", "[h, w] whose product divides " + std::to_string(in.channels) + ", the input's channels");
     set_shape(fields, op, in.channels / pixels, int64_t{in.height} * op.factor.h, int64_t{in.width} * op.factor.w);
+  }
+
+  static void read_resize(Fields& fields, Op& op, const Shape& in) {
+    const Pair size = fields.pair("size", 1, kMaxSize);
+    op.align_corners = fields.boolean("align_corners");
+    set_shape(fields, op, in.channels, size.h, size.w);
   }
 
   void read_concat(Fields& fields, Op& op, const Shape& first) {

@@ -25,7 +25,7 @@ struct Pair {
 
 enum class OpKind {
   Quantize, Conv, Map, MaxPool, AvgPool, Mean, MeanAbs, Concat, Slice, Pad, Flatten, Softmax, LogSoftmax, Curve, Normalize,
-  Upsample, PixelShuffle, ChannelShuffle
+  Upsample, PixelShuffle, ChannelShuffle, Resize
 };
 
 enum class StepKind { Affine, Prelu, Clamp, Add, Mul };
@@ -81,6 +81,7 @@ struct Op {
   Curve curve = Curve::Sigmoid;  // Curve
   float epsilon = 0;        // Normalize
   Pair factor;              // Upsample, PixelShuffle
+  bool align_corners = false;  // Resize; its size is the shape's
   int start[3] = {0, 0, 0}, step[3] = {1, 1, 1};  // Slice; where it stops is in the shape
   int before[3] = {0, 0, 0};                      // Pad; what is after is in the shape
   Shape shape;                                    // of the op's value

@@ -116,6 +116,7 @@ class Reference {
       case OpKind::Upsample:
       case OpKind::PixelShuffle:
       case OpKind::ChannelShuffle: return moved(op);
+      case OpKind::Resize: return resize(op);
     }
     return Tensor();
   }
@@ -378,6 +379,27 @@ class Reference {
     return out;
   }
 
+  static double position(int i, int in, int out, bool align_corners) {
+    if (align_corners) return out > 1 ? i * (in - 1.0) / (out - 1) : 0;
+    return std::min(std::max((i + 0.5) * in / out - 0.5, 0.0), in - 1.0);
+  }
+
+  Tensor resize(const Op& op) const {
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    out.exact = false;
+    for (int c = 0; c < op.shape.channels; c++)
+      for (int y = 0; y < op.shape.height; y++)
+        for (int x = 0; x < op.shape.width; x++) {
+          const double row = position(y, in.shape.height, op.shape.height, op.align_corners);
+          const double column = position(x, in.shape.width, op.shape.width, op.align_corners);
+          for (int v = 0; v < in.shape.height; v++)
+            for (int w = 0; w < in.shape.width; w++)
+              out.at(c, y, x) += std::max(0.0, 1 - std::fabs(v - row)) * std::max(0.0, 1 - std::fabs(w - column)) * in.at(c, v, w);
+        }
+    return out;
+  }
+
   // Where an element of the output comes from.
   Tensor moved(const Op& op) const {
     const Tensor& in = input(op);
@@ -634,8 +656,8 @@ class Builder {
     op.inputs = {x};
     op.shape = shape(x);
     static constexpr OpKind kKinds[] = {OpKind::LogSoftmax, OpKind::Curve,        OpKind::Curve,         OpKind::Normalize,
-                                        OpKind::Upsample,   OpKind::PixelShuffle, OpKind::ChannelShuffle};
-    op.kind = kKinds[r.in(0, 6)];
+                                        OpKind::Upsample,   OpKind::PixelShuffle, OpKind::ChannelShuffle, OpKind::Resize};
+    op.kind = kKinds[r.in(0, 7)];
     op.curve = static_cast<Curve>(r.in(0, 6));
     op.epsilon = 0.1f;
     if (op.kind == OpKind::Normalize || op.kind == OpKind::ChannelShuffle) op.groups = divisor(op.shape.channels);
@@ -648,6 +670,10 @@ class Builder {
       op.shape.channels /= op.factor.h * op.factor.w;
     }
     op.shape.height *= op.factor.h, op.shape.width *= op.factor.w;
+    if (op.kind == OpKind::Resize) {
+      op.shape.height = r.in(1, 2 * op.shape.height), op.shape.width = r.in(1, 2 * op.shape.width);
+      op.align_corners = r.chance(50);
+    }
     add(op);
   }
 
@@ -908,7 +934,8 @@ std::vector<std::string> all_sets() {
 std::string describe(const Graph& g) {
   static const char* kinds[] = {"quantize", "conv", "map",   "max_pool", "avg_pool", "mean",
                                 "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax",
-                                "log_softmax", "curve", "normalize", "upsample", "pixel_shuffle", "channel_shuffle"};
+                                "log_softmax", "curve", "normalize", "upsample", "pixel_shuffle", "channel_shuffle",
+                                "resize"};
   auto text = [](const Shape& s) {
     return std::to_string(s.channels) + "x" + std::to_string(s.height) + "x" + std::to_string(s.width);
   };

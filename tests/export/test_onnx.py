@@ -294,6 +294,11 @@ def test_pools(data: st.DataObject) -> None:
         ("upsample", [0], {"factor": [2, 3]}),
         ("pixel_shuffle", [0], {"factor": [3, 2]}),
         ("channel_shuffle", [0], {"groups": 2}),
+        ("resize", [0], {"size": [10, 21], "align_corners": False}),
+        ("resize", [0], {"size": [10, 21], "align_corners": True}),
+        ("resize", [0], {"size": [3, 9], "align_corners": False}),
+        ("resize", [0], {"size": [1, 1], "align_corners": False}),
+        ("resize", [0], {"size": [1, 4], "align_corners": True}),
     ],
 )
 def test_other_ops(kind: str, inputs: list[int], fields: dict[str, Any]) -> None:

@@ -127,6 +127,18 @@ CASES = {
     ),
     "nearest": lambda x: F.interpolate(x, scale_factor=(2, 3)),
     "nearest, exact": lambda x: F.interpolate(x, size=(12, 7), mode="nearest-exact"),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "bilinear, corners": lambda x: F.interpolate(
+        x, scale_factor=(2, 1.6), mode="bilinear", align_corners=True
+    ),
+    "bilinear, a size": lambda x: F.interpolate(x, (3, 16), mode="bilinear"),
+    "bilinear, the factor of a size": lambda x: F.interpolate(
+        x, scale_factor=1.7, mode="bilinear", recompute_scale_factor=True
+    ),
+    "bilinear, nothing": lambda x: F.interpolate(x, (6, 7), mode="bilinear").relu_() - x,
+    "bilinear, a mean": lambda x: F.interpolate(
+        x.mean((2, 3), keepdim=True), x.shape[2:], mode="bilinear"
+    ),
     "pixel shuffle": lambda x: F.pixel_shuffle(torch.cat([x, -x], 1), 2),
     "channel shuffle": lambda x: torch.channel_shuffle(x, 3) * 2,
     "matrix": lambda x: x.flatten(1) @ torch.linspace(-1, 1, 6 * 42 * 2).view(-1, 2),

@@ -40,9 +40,21 @@ REFUSED = {
         lambda x: F.interpolate(x, size=(9, 6)),
         r"it makes \(9, 6\) of \(6, 6\) pixels; a whole number of times",
     ),
-    "smooth": (
-        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
-        r"upsample_bilinear2d .*mode='nearest' only",
+    "a part of a pixel": (
+        lambda x: F.interpolate(x, scale_factor=(2, 0.6), mode="bilinear"),
+        r"scale_factor=0\.6 makes 3 of 6 pixels, not 3\.6; .*size=",
+    ),
+    "smoother": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+        r"upsample_bicubic2d .*mode='bilinear' or 'nearest'",
+    ),
+    "without moiré": (
+        lambda x: F.interpolate(x, (3, 3), mode="bilinear", antialias=True),
+        r"upsample_bilinear2d_aa .*without antialias",
+    ),
+    "a line": (
+        lambda x: F.interpolate(x.mean((2, 3)).unsqueeze(-1), scale_factor=2, mode="linear"),
+        r"upsample_linear1d .*images are resized",
     ),
     "reflect": (
         lambda x: F.pad(x, (1, 1, 0, 0), mode="reflect"),

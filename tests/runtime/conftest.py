@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fcntl
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import unflip
 from unflip.packing.file import Packed, write
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, packed in SEEDS.items():
         write(folder / f"{name}.unflip", packed)
     return {name: folder / f"{name}.unflip" for name in SEEDS}
+
+
+@pytest.fixture(scope="session")
+def instruction_sets(files: dict[str, Path]) -> list[str]:
+    """Those of this CPU and build, the best one first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNFLIP_ISA", "?")
+        with pytest.raises(ValueError, match="UNFLIP_ISA is '\\?'") as caught:
+            unflip.load(files["vector"])
+    found = re.search("have (.*)$", str(caught.value))
+    assert found is not None
+    return found[1].split(", ")
 
 
 @pytest.fixture(scope="session")

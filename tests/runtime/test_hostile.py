@@ -353,7 +353,8 @@ def inputs(key: str, value: Any) -> Edit:
 
 # residual: 0 conv, 1 quantize, 2 conv, 3 mean, 4 conv, 5 softmax. pools: 0 conv, 1 max_pool, 2, 3 avg_pool, 4 concat,
 # 5 flatten. levels: 0 mean_abs, 1 quantize, 2 mean_abs, 3 mean, 4 conv, 5 quantize, 6 conv. pieces: 0 slice, 1 pad,
-# 2 conv, 3 map. smooth: 0 curve, 1 normalize, 2 upsample, 3 channel_shuffle, 4 quantize, 5 conv, 6 pixel_shuffle.
+# 2 conv, 3 map. smooth: 0 curve, 1 normalize, 2 upsample, 3 channel_shuffle, 4 quantize, 5 conv, 6 pixel_shuffle,
+# 7, 8 resize.
 GRAPHS: list[Case] = [
     ("residual", "graph: unknown field 'more'", top("more", 1)),
     ("residual", "'ops' must be a list", top("ops", {})),
@@ -466,6 +467,12 @@ GRAPHS: list[Case] = [
     ("smooth", "1 .. 65,536 is allowed", op(2, "factor", [65_536, 1])),
     ("smooth", "'groups' must be a number that divides 4", op(3, "groups", 8)),
     ("smooth", "'factor' must be [h, w] whose product divides 12", op(6, "factor", [5, 1])),
+    ("smooth", "'size' must be [h, w]", op(7, "size", [0, 5])),
+    ("smooth", "'size' must be [h, w]", op(7, "size", [7, 65_537])),
+    ("smooth", "'size' must be [h, w]", op(7, "size", 7)),
+    ("smooth", "2^28 elements", op(7, "size", [65_536, 65_536])),
+    ("smooth", "the field 'size' is missing", without(8, "size")),
+    ("smooth", "'align_corners' must be", op(8, "align_corners", 1)),
 ]
 
 

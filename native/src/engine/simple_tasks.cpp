@@ -331,6 +331,56 @@ class ChannelShuffleTask : public SimpleTask {
   }
 };
 
+// Between two pixels of each of two rows.
+class ResizeTask : public SimpleTask {
+ public:
+  ResizeTask(const Op& op, int output, const std::vector<ValueInfo>& values)
+      : SimpleTask(op, output, values), rows_(places(in_.shape.height, out_.shape.height, op.align_corners)),
+        columns_(places(in_.shape.width, out_.shape.width, op.align_corners)) {}
+
+  void run(const RunContext& context) const override {
+    const float* in = input(context);
+    for_pixels(context, [&](int y, int x, float* to) {
+      const Place &row = rows_[y], &column = columns_[x];
+      blend(in + at(in_, row.first, column.first), in + at(in_, row.first, column.second),
+            in + at(in_, row.second, column.first), in + at(in_, row.second, column.second), row.share, column.share, to);
+    });
+  }
+
+ private:
+  struct Place {
+    int first, second;  // pixels of the input
+    float share;        // of the second
+  };
+
+  // In whole numbers, whose quotient is where a pixel of the output lies in the input: a product of floats would miss pixels that
+  // are met exactly.
+  static std::vector<Place> places(int64_t in, int64_t out, bool align_corners) {
+    std::vector<Place> found;
+    found.reserve(out);
+    const int64_t divisor = align_corners ? std::max<int64_t>(out - 1, 1) : 2 * out;
+    for (int64_t i = 0; i < out; i++) {
+      const int64_t position = align_corners ? (out > 1 ? i * (in - 1) : 0) : std::max<int64_t>((2 * i + 1) * in - out, 0);
+      const int64_t first = std::min(position / divisor, in - 1);
+      const double share = static_cast<double>(position % divisor) / static_cast<double>(divisor);
+      found.push_back({static_cast<int>(first), static_cast<int>(std::min(first + 1, in - 1)), static_cast<float>(share)});
+    }
+    return found;
+  }
+
+  // a + (b - a) * share: equal pixels stay what they are.
+  void blend(const float* a, const float* b, const float* c, const float* d, float down, float right,
+             float* __restrict to) const {
+    for (int i = 0; i < out_.shape.channels; i++) {
+      const float above = a[i] + (b[i] - a[i]) * right;
+      const float below = c[i] + (d[i] - c[i]) * right;
+      to[i] = above + (below - above) * down;
+    }
+  }
+
+  std::vector<Place> rows_, columns_;
+};
+
 }  // namespace
 
 std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
@@ -358,6 +408,7 @@ std::unique_ptr<Task> make_simple(const Op& op, int output, const std::vector<Va
     case OpKind::Upsample: return std::make_unique<UpsampleTask>(op, output, values);
     case OpKind::PixelShuffle: return std::make_unique<PixelShuffleTask>(op, output, values);
     case OpKind::ChannelShuffle: return std::make_unique<ChannelShuffleTask>(op, output, values);
+    case OpKind::Resize: return std::make_unique<ResizeTask>(op, output, values);
     default: throw std::runtime_error("op '" + op.name + "' is not a simple one");
   }
 }

@@ -475,6 +475,20 @@ class _Exporter:
         spread = self.onnx.node("Expand", split, self.onnx.integers(1, c, h, high, w, wide))
         return Value(self._reshape(spread, c, h * high, w * wide), (c, h * high, w * wide))
 
+    def resize(self, inputs: list[int], *, size: list[int], align_corners: bool) -> Value:
+        x, (high, wide) = self._float(inputs[0]), size
+        out = self.onnx.node(
+            "Resize",
+            x.name,
+            "",  # the region of interest and the scales, which the size makes needless
+            "",
+            self.onnx.integers(high, wide),
+            axes=[2, 3],
+            mode="linear",
+            coordinate_transformation_mode="align_corners" if align_corners else "half_pixel",
+        )
+        return Value(out, (x.shape[0], high, wide))
+
     def pixel_shuffle(self, inputs: list[int], *, factor: list[int]) -> Value:
         x, (high, wide) = self._float(inputs[0]), factor
         channels, h, w = x.shape
@@ -522,6 +536,7 @@ OPS: dict[str, Callable[..., Value | Code]] = {
         _Exporter.upsample,
         _Exporter.pixel_shuffle,
         _Exporter.channel_shuffle,
+        _Exporter.resize,
     )
 }
 STEPS: dict[str, Callable[..., str]] = {

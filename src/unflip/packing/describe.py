@@ -105,6 +105,8 @@ def _shape(op: Fields, inputs: list[Shape]) -> Shape:
     if kind == "pad":
         sizes = zip(inputs[0], op["before"], op["after"], strict=True)
         return _triple([sum(parts) for parts in sizes])
+    if kind == "resize":
+        return _triple([c, *op["size"]])
     if kind in ("upsample", "pixel_shuffle"):
         high, wide = op["factor"]
         shared = high * wide if kind == "pixel_shuffle" else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -531,9 +532,42 @@ def upsample(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref
     return c.emit("upsample", [x], out, factor=factor)
 
 
-@handles("upsample_bilinear2d", "upsample_bicubic2d")
-def smooth_upsample(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
-    raise c.refuse("the runtime has mode='nearest' only")
+@handles("upsample_bilinear2d")
+def resize(
+    c: Converter, out: Tensor, x: Ref, size: Any, align_corners: bool, *factors: Any, **named: Any
+) -> Ref:
+    given = torch.utils._pytree.tree_leaves([factors, named])  # one list, or two numbers
+    if not align_corners:
+        _check_factors(c, x, out, [factor for factor in given if factor is not None])
+    if out.shape == x.tensor.shape:
+        return c.map(x, out)
+    return c.emit("resize", [x], out, size=list(out.shape[2:]), align_corners=bool(align_corners))
+
+
+def _check_factors(c: Converter, x: Ref, out: Tensor, factors: list[float]) -> None:
+    """Pixels lie ``factor`` apart, and what the size's rounding cuts off is missing at the end; the file has sizes."""
+    for factor, i, o in zip(factors, x.tensor.shape[2:], out.shape[2:], strict=False):
+        if not math.isclose(i * factor, o, rel_tol=1e-9):
+            raise c.refuse(
+                f"scale_factor={factor:g} makes {o} of {i} pixels, not {i * factor:g}; a factor that gives a whole "
+                "number, size=... or recompute_scale_factor=True is there"
+            )
+
+
+@handles(
+    "upsample_bicubic2d",
+    "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa",
+    "_upsample_lanczos2d_aa",
+    "upsample_linear1d",
+    "upsample_trilinear3d",
+    "upsample_nearest1d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact3d",
+)
+def other_upsample(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+    raise c.refuse("images are resized with mode='bilinear' or 'nearest', without antialias")
 
 
 @handles("pixel_shuffle")

@@ -189,6 +189,12 @@ def upsample(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[T
     return inputs[0].repeat_interleave(high, 2).repeat_interleave(wide, 3)
 
 
+def resize(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    x, size, corners = inputs[0].double(), op["size"], op["align_corners"]
+    y = F.interpolate(x, size, mode="bilinear", align_corners=corners)
+    return y.to(torch.float32)
+
+
 def pixel_shuffle(
     op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]
 ) -> Tensor:
@@ -232,4 +238,5 @@ _OPS: dict[str, Callable[[Fields, _Tensors, list[Tensor], list[Tensor]], Tensor]
     "upsample": upsample,
     "pixel_shuffle": pixel_shuffle,
     "channel_shuffle": channel_shuffle,
+    "resize": resize,
 }
