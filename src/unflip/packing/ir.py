@@ -94,6 +94,7 @@ def conv_fields(
 def simplified(graph: Graph) -> Graph:
     """The same network in fewer ops."""
     graph = _once(graph)
+    graph = _lifted(graph)
     graph = _fused(graph)
     for op in graph.ops:
         op.steps = merged(op.steps)
@@ -129,6 +130,53 @@ def array_key(array: Array) -> tuple[Any, ...]:
     """Equal for arrays of one content; far smaller than the content."""
     digest = hashlib.sha256(np.ascontiguousarray(array).data).digest() if array.size else b""
     return array.shape, array.dtype.str, digest
+
+
+_A_CHANNEL = ("affine", "prelu", "clamp")  # steps that do not ask which pixel they are for
+
+
+def _lifted(graph: Graph) -> Graph:
+    """Steps behind a convolution's pixel_shuffle go before it, where the convolution can do them."""
+    graph = _reachable(graph)
+    users, ops = _users(graph), list(graph.ops)
+    for number, op in enumerate(ops, 1):
+        path = _path_up(number, ops, users)
+        if op.kind != "map" or not path or any(s["step"] not in _A_CHANNEL for s in op.steps):
+            continue
+        base = ops[path[0] - 1].inputs[0]
+        phases = ops[base - 1].shape[0] // op.shape[0]
+        steps = [{k: _repeated(v, phases) for k, v in step.items()} for step in op.steps]
+        lifted = Op("map", op.name, [base], {}, steps, ops[base - 1].shape)
+        # Only these read each other: every one moves down a place, and the map takes the first.
+        moved = [replace(ops[place - 1], value=None) for place in path]
+        moved[-1].value = op.value
+        for place, mover, read in zip([*path[1:], number], moved, path, strict=True):
+            ops[place - 1] = replace(mover, inputs=[read])
+        ops[path[0] - 1] = lifted
+    return Graph(ops, graph.output)
+
+
+def _path_up(number: int, ops: list[Op], users: dict[int, int]) -> list[int]:
+    """What only moves pixels between a conv or map and this map: a pixel_shuffle, and perhaps a slice of its pixels."""
+    path: list[int] = []
+    op = ops[number - 1]
+    while op.inputs and op.inputs[0] and users[op.inputs[0]] == 1:
+        value = op.inputs[0]
+        op = ops[value - 1]
+        if op.kind in ("conv", "map"):
+            shuffled = path and ops[path[0] - 1].kind == "pixel_shuffle"
+            return path if shuffled else []
+        if op.kind not in ("pixel_shuffle", "slice") or not op.inputs[0]:
+            break
+        if op.kind == "slice" and op.shape[0] != ops[op.inputs[0] - 1].shape[0]:
+            break
+        path.insert(0, value)
+    return []
+
+
+def _repeated(value: Any, times: int) -> Any:
+    """One number a channel of what a shuffle makes, for the channels it makes them of."""
+    return np.repeat(value, times) if isinstance(value, np.ndarray) and value.size > 1 else value
 
 
 def _fused(graph: Graph) -> Graph:

@@ -14,6 +14,7 @@ from unflip.packing.binary import binary_layer
 from unflip.packing.convert import Converter, Handler, Ref, numbers
 from unflip.packing.file import Array
 from unflip.packing.ir import Fields, affine, clamp, conv_fields, finite, prelu
+from unflip.packing.transposed import Axis, axis, spread
 
 HANDLERS: dict[str, Handler] = {"binary_layer": binary_layer}
 
@@ -56,6 +57,58 @@ def conv2d(
     return _with_bias(c, out, [x], fields, weight, bias)
 
 
+@handles("conv_transpose2d")
+def conv_transpose2d(
+    c: Converter,
+    out: Tensor,
+    x: Ref,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Ref:
+    weight = c.constant(weight, "weight")
+    sizes = zip(
+        c.shape(x.tensor)[1:],
+        c.shape(out)[1:],  # the padding of the output is in it
+        weight.shape[2:],
+        _pair(stride),
+        _pair(padding),
+        _pair(dilation),
+        strict=True,
+    )
+    high, wide = (axis(*along) for along in sizes)
+    kernel = spread(weight, groups, high, wide)
+    sides = [high.before, wide.before, high.after, wide.after]
+    fields = conv_fields(kernel.shape, [1, 1], sides, [high.dilation, wide.dilation], groups)
+    phases = c.emit(
+        "conv", [x], (len(kernel), high.rows, wide.rows), **fields, weight=_array(kernel)
+    )
+    return _biased(c, out, _interleaved(c, out, phases, high, wide), bias)
+
+
+def _interleaved(c: Converter, out: Tensor, x: Ref, high: Axis, wide: Axis) -> Ref:
+    """The phases' pixels side by side, and of these the output's."""
+    channels, height, width = c.shape(out)
+    factor = [high.stride, wide.stride]
+    size = high.rows * high.stride, wide.rows * wide.stride
+    if factor != [1, 1]:
+        x = c.emit("pixel_shuffle", [x], (channels, *size), factor=factor)
+    if size != (height, width):
+        stop = [channels, high.crop + height, wide.crop + width]
+        start = [0, high.crop, wide.crop]
+        x = c.emit("slice", [x], (channels, height, width), start=start, stop=stop, step=[1, 1, 1])
+    return x
+
+
+@handles("conv_transpose1d", "conv_transpose3d")
+def other_conv_transpose(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+    raise c.refuse("nn.ConvTranspose2d, of images, is there")
+
+
 @handles("linear")
 def linear(c: Converter, out: Tensor, x: Ref, weight: Any, bias: Any = None) -> Ref:
     weight = c.constant(weight, "weight")
@@ -77,8 +130,14 @@ def matmul(c: Converter, out: Tensor, x: Any, weight: Any) -> Ref:
 def _with_bias(
     c: Converter, out: Tensor, x: list[Ref], fields: Fields, weight: Tensor, bias: Any
 ) -> Ref:
-    array = weight.detach().to(torch.float32).contiguous().numpy()
-    result = c.emit("conv", x, out, **fields, weight=array)
+    return _biased(c, out, c.emit("conv", x, out, **fields, weight=_array(weight)), bias)
+
+
+def _array(weight: Tensor) -> Array:
+    return weight.detach().to(torch.float32).contiguous().numpy()
+
+
+def _biased(c: Converter, out: Tensor, result: Ref, bias: Any) -> Ref:
     bias = c.constant(bias, "bias")
     return result if bias is None else c.map(result, out, affine(None, numbers(bias)))
 
