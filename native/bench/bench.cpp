@@ -130,7 +130,8 @@ class Network {
   int add(Op op) {
     op.name = "op";
     graph.ops.push_back(std::move(op));
-    return graph.output = static_cast<int>(graph.ops.size());
+    graph.outputs = {{"output", static_cast<int>(graph.ops.size())}};
+    return graph.outputs[0].value;
   }
 
   int sign(int x) {
@@ -245,6 +246,7 @@ struct Running {
   std::unique_ptr<Workspace> workspace;
   std::unique_ptr<ThreadPool> pool;
   std::vector<float> input, output;
+  float* place;
   std::vector<double> seconds;
   int batch;
 
@@ -254,18 +256,19 @@ struct Running {
     workspace = engine->workspace();
     if (threads > 1) pool = std::make_unique<ThreadPool>(threads);
     input = uniforms(graph.input.size() * batch, -1, 1);
-    output.resize(graph.shape(graph.output).size() * batch);
+    output.resize(graph.output_shape(0).size() * batch);
+    place = output.data();
     seconds.resize(graph.ops.size());
   }
   double run() {
     const double start = now();
-    engine->run(input.data(), output.data(), batch, *workspace, pool.get(), nullptr);
+    engine->run(input.data(), &place, batch, *workspace, pool.get(), nullptr);
     return now() - start;
   }
   // Seconds of one op.
   double run_op(int op) {
     seconds[op] = 0;
-    engine->run(input.data(), output.data(), batch, *workspace, pool.get(), seconds.data());
+    engine->run(input.data(), &place, batch, *workspace, pool.get(), seconds.data());
     return seconds[op];
   }
 };
@@ -339,7 +342,7 @@ void parts(const char* name, const Network& n, const std::string& isa, double se
   double best_sum = 1e9;
   for (const double end = now() + seconds; now() < end;) {
     std::fill(running.seconds.begin(), running.seconds.end(), 0.0);
-    running.engine->run(running.input.data(), running.output.data(), 1, *running.workspace, nullptr,
+    running.engine->run(running.input.data(), &running.place, 1, *running.workspace, nullptr,
                         running.seconds.data());
     double sum = 0;
     for (double s : running.seconds) sum += s;

@@ -48,20 +48,38 @@ class Network {
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  void run(const Input& input, const Output& output) {
-    const int batch = checked_batch(input, output);
-    without_gil([&] { return unflip_run(model_, input.data(), batch, output.data()) == 0; });
+  void run(const Input& input, const nb::args& arrays) {
+    const std::vector<Output> outputs = cast(arrays);
+    const int batch = checked_batch(input, outputs);
+    const std::vector<float*> places = places_of(outputs);
+    without_gil([&] { return unflip_run_outputs(model_, input.data(), batch, places.data()) == 0; });
   }
 
-  std::vector<double> profile(const Input& input, const Output& output) {
-    const int batch = checked_batch(input, output);
+  std::vector<double> profile(const Input& input, const nb::args& arrays) {
+    const std::vector<Output> outputs = cast(arrays);
+    const int batch = checked_batch(input, outputs);
+    const std::vector<float*> places = places_of(outputs);
     std::vector<double> seconds(static_cast<size_t>(unflip_ops(model_)));
-    without_gil([&] { return unflip_profile(model_, input.data(), batch, output.data(), seconds.data()) == 0; });
+    without_gil(
+        [&] { return unflip_profile_outputs(model_, input.data(), batch, places.data(), seconds.data()) == 0; });
     return seconds;
   }
 
-  Shape input_shape() const { return shape(unflip_input_shape); }
-  Shape output_shape() const { return shape(unflip_output_shape); }
+  Shape input_shape() const {
+    int sizes[3];
+    unflip_input_shape(model_, sizes);
+    return {sizes[0], sizes[1], sizes[2]};
+  }
+
+  // (name, shape) of each.
+  nb::list outputs() const {
+    nb::list found;
+    for (int i = 0; i < unflip_outputs(model_); ++i)
+      found.append(nb::make_tuple(text(unflip_output_name(model_, i)), output_shape(i)));
+    return found;
+  }
+
+  std::string structure() const { return unflip_structure(model_); }
 
   nb::list ops() const {
     nb::list names;
@@ -86,10 +104,27 @@ class Network {
     if (!done) raise_value_error(unflip_error());
   }
 
-  Shape shape(void (*get)(const unflip_model*, int*)) const {
+  Shape output_shape(int output) const {
     int sizes[3];
-    get(model_, sizes);
+    unflip_shape_of_output(model_, output, sizes);
     return {sizes[0], sizes[1], sizes[2]};
+  }
+
+  // As they are: an array that would have to be converted is refused, since nobody would see what is written to a copy.
+  static std::vector<Output> cast(const nb::args& arrays) {
+    std::vector<Output> outputs;
+    for (nb::handle array : arrays) {
+      outputs.emplace_back();
+      if (!nb::try_cast(array, outputs.back(), false))
+        throw nb::type_error("an output must be a float32 array in C order on the CPU that can be written");
+    }
+    return outputs;
+  }
+
+  static std::vector<float*> places_of(const std::vector<Output>& outputs) {
+    std::vector<float*> places;
+    for (const Output& output : outputs) places.push_back(output.data());
+    return places;
   }
 
   static size_t elements(const Shape& shape) {
@@ -98,11 +133,13 @@ class Network {
   }
 
   // Python has looked at the shapes and says what is wrong with them; this keeps a slip there from writing past an end.
-  int checked_batch(const Input& input, const Output& output) const {
+  int checked_batch(const Input& input, const std::vector<Output>& outputs) const {
     const size_t sample = elements(input_shape()), batch = input.size() / sample;
-    if (batch * sample != input.size() || batch * elements(output_shape()) != output.size() ||
-        batch > std::numeric_limits<int>::max())
-      raise_value_error("input and output must have the model's shapes and the same batch");
+    bool right = batch * sample == input.size() && batch <= std::numeric_limits<int>::max() &&
+                 outputs.size() == static_cast<size_t>(unflip_outputs(model_));
+    for (size_t i = 0; right && i < outputs.size(); ++i)
+      right = batch * elements(output_shape(static_cast<int>(i))) == outputs[i].size();
+    if (!right) raise_value_error("input and outputs must have the model's shapes and the same batch");
     return static_cast<int>(batch);
   }
 
@@ -118,10 +155,11 @@ NB_MODULE(_native, m) {
       .def_static(
           "from_bytes", [](const nb::bytes& data, int threads) { return new Network(data, threads, true); }, nb::arg("data"),
           nb::arg("threads"), nb::rv_policy::take_ownership)
-      .def("run", &Network::run, nb::arg("input").noconvert(), nb::arg("output").noconvert())
-      .def("profile", &Network::profile, nb::arg("input").noconvert(), nb::arg("output").noconvert())
+      .def("run", &Network::run, nb::arg("input").noconvert(), nb::arg("outputs"))
+      .def("profile", &Network::profile, nb::arg("input").noconvert(), nb::arg("outputs"))
       .def_prop_ro("input_shape", &Network::input_shape)
-      .def_prop_ro("output_shape", &Network::output_shape)
+      .def_prop_ro("outputs", &Network::outputs)
+      .def_prop_ro("structure", &Network::structure)
       .def_prop_ro("ops", &Network::ops)
       .def_prop_ro("preprocess", &Network::preprocess)
       .def_prop_ro("labels", &Network::labels)

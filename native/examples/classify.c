@@ -104,7 +104,11 @@ int main(int count, char** arguments) {
   if (model == NULL) return fail(unflip_error());
   int in[3], out[3], failed = 1;
   unflip_input_shape(model, in);
-  unflip_output_shape(model, out);
+  if (unflip_output_shape(model, out) != 0) { /* a detector, say: its outputs are no scores of classes alone */
+    fail(unflip_error());
+    unflip_free(model);
+    return 1;
+  }
   float* input = read_image(arguments[2], in, unflip_preprocess(model));
   float* output = malloc(sizeof(float) * (size_t)out[0] * (size_t)out[1] * (size_t)out[2]);
   if (input != NULL && output != NULL) {

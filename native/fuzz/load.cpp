@@ -36,17 +36,24 @@ int64_t work_of(const unflip::Graph& graph) {
     work += graph.shape(op.inputs[0]).size() + op.shape.size() * window * std::max<int64_t>(1, op.quantizer.steps()) + c.top +
             c.left + c.bottom + c.right;
   }
+  for (size_t o = 0; o < graph.outputs.size(); ++o) work += graph.output_shape(o).size();
   return work;
 }
 
+// One output after the other.
 std::vector<float> outputs_of(const unflip::Graph& graph, const std::string& isa) {
   const int batch = 2;
   const auto engine = unflip::Engine::create(graph, isa, 1);
   const auto workspace = engine->workspace();
   std::vector<float> input(static_cast<size_t>(batch * graph.input.size()));
   for (size_t i = 0; i < input.size(); ++i) input[i] = static_cast<float>(static_cast<int>(i * 37 % 41) - 20) / 8;
-  std::vector<float> output(static_cast<size_t>(batch * graph.shape(graph.output).size()));
-  engine->run(input.data(), output.data(), batch, *workspace, nullptr, nullptr);
+  std::vector<size_t> starts = {0};
+  for (size_t o = 0; o < graph.outputs.size(); ++o)
+    starts.push_back(starts[o] + static_cast<size_t>(batch * graph.output_shape(o).size()));
+  std::vector<float> output(starts.back());
+  std::vector<float*> places;
+  for (size_t o = 0; o < graph.outputs.size(); ++o) places.push_back(output.data() + starts[o]);
+  engine->run(input.data(), places.data(), batch, *workspace, nullptr, nullptr);
   return output;
 }
 
@@ -138,7 +145,7 @@ void change_word(std::string& text, Random& random) {
                                        "clamp",    "add",   "mul", "planes",   "levels",   "sample", "channels",
                                        "true",     "false", "t0",  "t1",       "t2",       "F32",    "U8",
                                        "curve",    "gelu",  "elu", "upsample", "normalize", "pixel_shuffle", "log_softmax",
-                                       "resize"};
+                                       "resize",   "output", "tuple", "dict"};
   const std::string from = kWords[below(random, std::size(kWords))];
   std::vector<size_t> places;
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + 1)) places.push_back(at);

@@ -60,13 +60,14 @@ class Network:
         signs = self.random.integers(0, 2, size=int(np.prod(shape)))
         return self.keep(np.packbits(signs.astype(np.uint8), bitorder="little"))
 
-    def packed(self, labels: list[str] | None = None) -> Packed:
-        graph = {
-            "input": self.input,
-            "ops": self.ops,
-            "output": len(self.ops),
-            "labels": labels,
-        }
+    def packed(
+        self, labels: list[str] | None = None, structure: str = "", **outputs: int
+    ) -> Packed:
+        returned: Fields = {"output": len(self.ops)}
+        if outputs:
+            found = [{"name": name, "value": value} for name, value in outputs.items()]
+            returned = {"outputs": found, "structure": structure}
+        graph = {"input": self.input, "ops": self.ops, **returned, "labels": labels}
         return Packed(graph, self.tensors)
 
 
@@ -188,6 +189,24 @@ def smooth() -> Packed:
     return n.packed()
 
 
+def several() -> Packed:
+    """Outputs at the end and within, one of them read by a quantizer, a map and a pool, another returned twice."""
+    n = Network(3, 6, 6)
+    affine = {"step": "affine", "scale": n.tensor(8), "shift": n.tensor(8)}
+    features = n.conv(
+        0, 8, 3, 3, 3, weight=n.tensor(8, 3, 3, 3), padding=[1, 1, 1, 1], steps=[affine]
+    )
+    bits, scales = n.bits(1, 8, 8, 3, 3), n.tensor(1, 8)
+    window = {"bits": bits, "scales": scales, "padding": [1, 1, 1, 1]}
+    x = n.conv(n.signs(features), 8, 8, 3, 3, **window, steps=[{"step": "add", "value": features}])
+    gate = n.op("map", features, steps=[{"step": "clamp", "low": 0.0, "high": None}])
+    least = n.op("max_pool", features, kernel=[2, 2], stride=[2, 2], padding=[0, 0], ceil=False)
+    boxes = n.conv(x, 4, 8, 1, 1, weight=n.tensor(4, 8, 1, 1))
+    scores = n.op("softmax", n.conv(n.op("mean", x), 5, 8, 1, 1, weight=n.tensor(5, 8, 1, 1)))
+    parts = {"gate": gate, "features": features, "least": least, "again": boxes}
+    return n.packed(list("abcde"), "dict", scores=scores, boxes=boxes, **parts)
+
+
 def vector() -> Packed:
     """A perceptron: features, no pixels."""
     n = Network(20, 1, 1)
@@ -198,8 +217,17 @@ def vector() -> Packed:
     return n.packed(["x", "y", "z"])
 
 
+def pair() -> Packed:
+    """A tuple of vectors, the first of which is made last."""
+    n = Network(6, 1, 1)
+    x = n.conv(n.signs(0), 9, 6, 1, 1, bits=n.bits(1, 9, 6), scales=n.tensor(1, 9))
+    y = n.conv(n.signs(x), 2, 9, 1, 1, bits=n.bits(1, 2, 9), scales=n.tensor(1, 2))
+    return n.packed(None, "tuple", **{"0": y, "1": x})
+
+
 def seeds() -> dict[str, Packed]:
-    return {make.__name__: make() for make in (residual, pools, levels, pieces, smooth, vector)}
+    makers = (residual, pools, levels, pieces, smooth, vector, several, pair)
+    return {make.__name__: make() for make in makers}
 
 
 if __name__ == "__main__":

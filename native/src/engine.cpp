@@ -70,7 +70,6 @@ class EngineImpl : public Engine {
   EngineImpl(Graph graph, const Kernels& kernels, int threads)
       : graph_(std::move(graph)), kernels_(kernels), isa_(kernels.name), threads_(std::max(1, threads)),
         plan_(make_plan(graph_, kernels)) {
-    if (graph_.is_code(graph_.output)) output_quantizer_ = graph_.ops[graph_.output - 1].quantizer;
     for (PlannedOp& planned : plan_.ops) tasks_.push_back(make_task(planned));
     give_up_weights();
     for (const auto& task : tasks_) {
@@ -86,24 +85,22 @@ class EngineImpl : public Engine {
     return workspace;
   }
 
-  void run(const float* input, float* output, int batch, Workspace& workspace, ThreadPool* pool,
+  void run(const float* input, float* const* outputs, int batch, Workspace& workspace, ThreadPool* pool,
            double* seconds) const override {
     auto& arenas = static_cast<EngineWorkspace&>(workspace).arenas;
-    const int64_t in_size = graph_.input.size(), out_size = graph_.shape(graph_.output).size();
     if (pool && (pool->threads() == 1 || pool->threads() > threads_)) pool = nullptr;
     int done = 0;
     if (pool && !seconds && static_cast<int>(arenas.size()) >= pool->threads() && batch > 1) {
       // Whole images side by side need no waiting for each other; the rest shares the threads.
       done = batch / pool->threads() * pool->threads();
       auto image = [&](int i, int thread) {
-        run_image(input + i * in_size, output + i * out_size, *arenas[thread], nullptr, nullptr);
+        run_image(input, outputs, i, *arenas[thread], nullptr, nullptr);
       };
       RunContext context;
       context.pool = pool;
       parallel(context, done, image);
     }
-    for (int i = done; i < batch; i++)
-      run_image(input + i * in_size, output + i * out_size, *arenas[0], pool, seconds);
+    for (int i = done; i < batch; i++) run_image(input, outputs, i, *arenas[0], pool, seconds);
   }
 
   const Graph& graph() const override { return graph_; }
@@ -190,7 +187,8 @@ class EngineImpl : public Engine {
     }
   }
 
-  void run_image(const float* input, float* output, Arena& arena, ThreadPool* pool, double* seconds) const {
+  // Sample number i of the batch.
+  void run_image(const float* input, float* const* outputs, int64_t i, Arena& arena, ThreadPool* pool, double* seconds) const {
     RunContext context;
     context.kernels = &kernels_;
     context.pool = pool;
@@ -199,13 +197,14 @@ class EngineImpl : public Engine {
     context.scratch = arena.memory.data() + plan_.bytes;
     context.thread_scratch = context.scratch + scratch_bytes_;
     context.thread_scratch_bytes = thread_scratch_bytes_;
-    read_input(context, input);
-    for (size_t i = 0; i < tasks_.size(); i++) {
+    read_input(context, input + i * graph_.input.size());
+    for (size_t t = 0; t < tasks_.size(); t++) {
       const double start = seconds ? now() : 0;
-      tasks_[i]->run(context);
-      if (seconds) seconds[plan_.ops[i].op] += now() - start;
+      tasks_[t]->run(context);
+      if (seconds) seconds[plan_.ops[t].op] += now() - start;
     }
-    write_output(context, output);
+    for (size_t o = 0; o < graph_.outputs.size(); o++)
+      write_output(context, graph_.outputs[o].value, outputs[o] + i * graph_.output_shape(o).size());
   }
 
   // C x H x W to H x W x C.
@@ -223,24 +222,25 @@ class EngineImpl : public Engine {
     });
   }
 
-  void write_output(const RunContext& context, float* output) const {
-    const ValueInfo& value = plan_.values[graph_.output];
+  void write_output(const RunContext& context, int number, float* output) const {
+    const ValueInfo& value = plan_.values[number];
     const Shape& s = value.shape;
     const int64_t pixels = int64_t{s.height} * s.width;
-    if (value.code) return write_code(context, value, output);
-    const float* from = context.values[graph_.output];
-    transpose(from, value.stride, pixels, s.channels, output, pixels);
+    if (value.code) return write_code(context, number, output);
+    transpose(context.values[number], value.stride, pixels, s.channels, output, pixels);
   }
 
-  void write_code(const RunContext& context, const ValueInfo& value, float* output) const {
+  void write_code(const RunContext& context, int number, float* output) const {
+    const ValueInfo& value = plan_.values[number];
+    const Quantizer& quantizer = graph_.ops[number - 1].quantizer;
     const Shape& s = value.shape;
     for (int c = 0; c < s.channels; c++)
       for (int y = 0; y < s.height; y++)
         for (int x = 0; x < s.width; x++) {
-          float sum = output_quantizer_.offset;
+          float sum = quantizer.offset;
           for (int p = 0; p < value.layout.planes; p++) {
-            const uint8_t* pixel = context.codes[graph_.output] + p * value.layout.plane_bytes + value.layout.at(y, x);
-            if (pixel[c / 8] >> (c % 8) & 1) sum += output_quantizer_.scales[p];
+            const uint8_t* pixel = context.codes[number] + p * value.layout.plane_bytes + value.layout.at(y, x);
+            if (pixel[c / 8] >> (c % 8) & 1) sum += quantizer.scales[p];
           }
           *output++ = sum;
         }
@@ -252,7 +252,6 @@ class EngineImpl : public Engine {
   int threads_;
   Plan plan_;
   std::vector<std::unique_ptr<Task>> tasks_;  // one for each of plan_.ops
-  Quantizer output_quantizer_;                // if the output is a code
   int64_t scratch_bytes_ = 0, thread_scratch_bytes_ = 0, arena_bytes_ = 0;
 };
 

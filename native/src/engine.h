@@ -31,9 +31,9 @@ class Engine {
 
   virtual std::unique_ptr<Workspace> workspace() const = 0;
 
-  // input: batch x C x H x W floats, output likewise. Never throws. pool may be null: then this thread alone works.
-  // seconds: null, or one double an op to which the time spent in it is added.
-  virtual void run(const float* input, float* output, int batch, Workspace& workspace, ThreadPool* pool,
+  // input: batch x C x H x W floats; outputs: for each of the graph's, room for as many samples of its shape. Never throws.
+  // pool may be null: then this thread alone works. seconds: null, or one double an op to which the time spent in it is added.
+  virtual void run(const float* input, float* const* outputs, int batch, Workspace& workspace, ThreadPool* pool,
                    double* seconds) const = 0;
 
   virtual const Graph& graph() const = 0;  // its large vectors (weights) may have been given up

@@ -20,7 +20,7 @@ constexpr int64_t kMaxElements = int64_t{1} << 28;  // of a value
 constexpr uint64_t kMaxBytes = uint64_t{1} << 31;   // of tensors, each counted as often as it is used
 constexpr size_t kMaxName = 4096;
 constexpr int kMaxPlanes = 8, kMaxSteps = 255;
-constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256;
+constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256, kMaxOutputs = 4096;
 
 constexpr std::string_view kKinds[] = {"quantize", "conv",   "map",   "max_pool", "avg_pool", "mean",
                                        "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax",
@@ -189,7 +189,7 @@ class Loader {
     if (ops.size() > kMaxOps) fields.fail("more than 100,000 ops");
     graph_.ops.reserve(ops.size());
     for (const Json& op : ops) read_op(op);
-    read_output(fields);
+    read_outputs(fields);
     read_labels(fields);
     fields.finish();
     for (const auto& [name, tensor] : container_.tensors)
@@ -224,19 +224,49 @@ class Loader {
     fields.finish();
   }
 
-  void read_output(Fields& fields) {
-    graph_.output = fields.integer("output", 0, static_cast<int>(graph_.ops.size()));
-    if (graph_.is_code(graph_.output))
-      fields.fail("'output' must be a float value, and value " + std::to_string(graph_.output) + " is a code");
+  // 'output' is one value; 'outputs' are values with names, and 'structure' what they were in.
+  void read_outputs(Fields& fields) {
+    if (fields.optional("outputs") == nullptr) return add_output(fields, "output", "output");
+    if (fields.optional("output") != nullptr) fields.fail("it must have 'output' or 'outputs', not both");
+    const std::string& structure = fields.string("structure", "\"tuple\" or \"dict\"");
+    if (structure != "tuple" && structure != "dict") fields.wrong("structure", "\"tuple\" or \"dict\"");
+    graph_.structure = structure == "dict" ? Structure::Dict : Structure::Tuple;
+    const std::string right = "a list of 1 .. 4096 outputs";
+    const std::vector<Json>& items = fields.list("outputs", right);
+    if (items.empty() || items.size() > kMaxOutputs) fields.wrong("outputs", right);
+    std::unordered_set<std::string> names;
+    for (size_t i = 0; i < items.size(); ++i) {
+      Fields output(container_.graph, items[i], "output " + std::to_string(i));
+      const std::string& name = output.string("name");
+      if (name.empty() || name.size() > kMaxName || name.find('\0') != std::string::npos)
+        output.wrong("name", "1 .. 4,096 bytes without a NUL");
+      if (!names.insert(name).second) output.fail("'name' must differ from those before it: '" + name.substr(0, 200) + "'");
+      add_output(output, "value", name);
+      output.finish();
+    }
+  }
+
+  void add_output(Fields& fields, const char* key, const std::string& name) {
+    const int value = fields.integer(key, 0, made());
+    if (graph_.is_code(value))
+      fields.fail(std::string("'") + key + "' must be a float value, and value " + std::to_string(value) + " is a code");
+    graph_.outputs.push_back({name, value});
   }
 
   void read_labels(Fields& fields) {
     const Json& labels = fields.required("labels");
     graph_.labels = raw(labels);
     if (labels.type == Json::Type::Null) return;
-    const int channels = graph_.shape(graph_.output).channels;
-    const std::string right = "null or " + std::to_string(channels) + " strings, one for each channel of the output";
-    if (labels.type != Json::Type::Array || labels.items.size() != static_cast<size_t>(channels)) fields.wrong("labels", right);
+    std::string channels;
+    bool fitting = false;
+    for (size_t i = 0; i < graph_.outputs.size(); ++i) {
+      const int count = graph_.output_shape(i).channels;
+      if (i < 10) channels += (i > 0 ? " or " : "") + std::to_string(count);
+      fitting |= labels.items.size() == static_cast<size_t>(count);
+    }
+    const std::string right = "null or " + channels + " strings, one for each channel of " +
+                              (graph_.outputs.size() == 1 ? "the output" : "an output");
+    if (labels.type != Json::Type::Array || !fitting) fields.wrong("labels", right);
     for (const Json& label : labels.items)
       if (label.type != Json::Type::String) fields.wrong("labels", right);
   }

@@ -87,13 +87,24 @@ struct Op {
   Shape shape;                                    // of the op's value
 };
 
+// A value that is returned. The same value may be returned under several names.
+struct Output {
+  std::string name;
+  int value = 0;
+};
+
+// What the user's model returned, for bindings that give back the same.
+enum class Structure { Tensor, Tuple, Dict };
+
 struct Graph {
   Shape input;
   std::vector<Op> ops;  // ops[i] makes value i + 1
-  int output = 0;
+  std::vector<Output> outputs;  // at least one; of a Tensor, one called "output"
+  Structure structure = Structure::Tensor;
   std::string preprocess, labels;  // JSON as it stands in the file, "null" if absent
 
   const Shape& shape(int value) const { return value == 0 ? input : ops[value - 1].shape; }
+  const Shape& output_shape(size_t output) const { return shape(outputs[output].value); }
   bool is_code(int value) const { return value > 0 && ops[value - 1].kind == OpKind::Quantize; }
 };
 

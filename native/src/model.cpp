@@ -150,15 +150,32 @@ void refuse_nan(const float* input, int batch, const unflip::Shape& shape) {
   }
 }
 
-int run(unflip_model* model, const float* input, int batch, float* output, double* seconds) {
+// The functions for one output would not know what to do with the others.
+void refuse_several(const unflip_model* model, const char* instead) {
+  const size_t count = model->engine->graph().outputs.size();
+  if (count != 1) fail("this network has " + std::to_string(count) + " outputs: call " + instead);
+}
+
+int run_outputs(unflip_model* model, const float* input, int batch, float* const* outputs, double* seconds) {
   return guarded(1, [&] {
-    if (model == nullptr || input == nullptr || output == nullptr) fail("model, input and output must not be NULL");
+    if (model == nullptr || input == nullptr || outputs == nullptr) fail("model, input and outputs must not be NULL");
+    for (int i = 0; i < unflip_outputs(model); ++i)
+      if (outputs[i] == nullptr) fail("outputs[" + std::to_string(i) + "] must not be NULL");
     if (batch < 1) fail("the batch must be 1 or more, not " + std::to_string(batch));
     refuse_nan(input, batch, model->engine->graph().input);
     Lease lease(*model);
-    model->engine->run(input, output, batch, lease.workspace(), model->pool.get(), seconds);
+    model->engine->run(input, outputs, batch, lease.workspace(), model->pool.get(), seconds);
     return 0;
   });
+}
+
+int run(unflip_model* model, const float* input, int batch, float* output, double* seconds, const char* instead) {
+  const int wrong = guarded(1, [&] {
+    if (model == nullptr || input == nullptr || output == nullptr) fail("model, input and output must not be NULL");
+    refuse_several(model, instead);
+    return 0;
+  });
+  return wrong ? wrong : run_outputs(model, input, batch, &output, seconds);
 }
 
 void copy_shape(const unflip::Shape& from, int shape[3]) {
@@ -195,17 +212,54 @@ void unflip_free(unflip_model* model) { delete model; }
 
 void unflip_input_shape(const unflip_model* model, int shape[3]) { copy_shape(model->engine->graph().input, shape); }
 
-void unflip_output_shape(const unflip_model* model, int shape[3]) {
-  const unflip::Graph& graph = model->engine->graph();
-  copy_shape(graph.shape(graph.output), shape);
+int unflip_output_shape(const unflip_model* model, int shape[3]) {
+  copy_shape({}, shape);
+  return guarded(1, [&] {
+    refuse_several(model, "unflip_shape_of_output");
+    return unflip_shape_of_output(model, 0, shape);
+  });
+}
+
+int unflip_outputs(const unflip_model* model) { return static_cast<int>(model->engine->graph().outputs.size()); }
+
+const char* unflip_output_name(const unflip_model* model, int output) {
+  return output >= 0 && output < unflip_outputs(model) ? model->engine->graph().outputs[static_cast<size_t>(output)].name.c_str()
+                                                       : "";
+}
+
+int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]) {
+  copy_shape({}, shape);
+  return guarded(1, [&] {
+    const int count = unflip_outputs(model);
+    if (output < 0 || output >= count)
+      fail("output must be 0 .. " + std::to_string(count - 1) + ", not " + std::to_string(output));
+    copy_shape(model->engine->graph().output_shape(static_cast<size_t>(output)), shape);
+    return 0;
+  });
+}
+
+const char* unflip_structure(const unflip_model* model) {
+  switch (model->engine->graph().structure) {
+    case unflip::Structure::Tuple: return "tuple";
+    case unflip::Structure::Dict: return "dict";
+    default: return "tensor";
+  }
 }
 
 int unflip_run(unflip_model* model, const float* input, int batch, float* output) {
-  return run(model, input, batch, output, nullptr);
+  return run(model, input, batch, output, nullptr, "unflip_run_outputs");
 }
 
 int unflip_profile(unflip_model* model, const float* input, int batch, float* output, double* seconds) {
-  return run(model, input, batch, output, seconds);
+  return run(model, input, batch, output, seconds, "unflip_profile_outputs");
+}
+
+int unflip_run_outputs(unflip_model* model, const float* input, int batch, float* const* outputs) {
+  return run_outputs(model, input, batch, outputs, nullptr);
+}
+
+int unflip_profile_outputs(unflip_model* model, const float* input, int batch, float* const* outputs, double* seconds) {
+  return run_outputs(model, input, batch, outputs, seconds);
 }
 
 int unflip_ops(const unflip_model* model) { return static_cast<int>(model->names.size()); }

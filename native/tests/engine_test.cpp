@@ -91,7 +91,7 @@ class Reference {
     values_.push_back(in);
     for (const Op& op : graph.ops) values_.push_back(evaluate(op));
   }
-  const Tensor& output() const { return values_[graph_.output]; }
+  const Tensor& output(size_t i = 0) const { return values_[graph_.outputs[i].value]; }
 
  private:
   const Tensor& input(const Op& op, int i = 0) const { return values_[op.inputs[i]]; }
@@ -755,7 +755,7 @@ Graph binary_conv_graph(Random& r) {
   if (r.chance(50)) b.random_steps(op, 4);
   b.add(op);
   if (r.chance(30)) b.quantize(b.last());
-  b.graph.output = b.last();
+  b.graph.outputs = {{"output", b.last()}};
   return std::move(b.graph);
 }
 
@@ -768,7 +768,7 @@ Graph float_conv_graph(Random& r) {
     int code = b.quantize(b.last());
     b.add(b.conv_op(code, b.random_conv(code, 40), true));
   }
-  b.graph.output = b.last();
+  b.graph.outputs = {{"output", b.last()}};
   return std::move(b.graph);
 }
 
@@ -794,7 +794,10 @@ Graph mixed_graph(Random& r) {
       b.random_rest(x);
     }
   }
-  b.graph.output = r.chance(80) ? b.last() : r.in(0, b.last());
+  b.graph.outputs = {{"output", r.chance(80) ? b.last() : r.in(0, b.last())}};
+  // Any others beside it: what an op within the graph makes, the input, a code, or the same again.
+  if (r.chance(50))
+    for (int more = r.in(1, 4); more > 0; more--) b.graph.outputs.push_back({"more", r.in(0, b.last())});
   return std::move(b.graph);
 }
 
@@ -819,7 +822,7 @@ Graph pooled_graph(Random& r) {
     int code = b.quantize(b.last());
     if (r.chance(70)) b.add(b.conv_op(code, b.random_conv(code, 20), true));
   }
-  b.graph.output = b.last();
+  b.graph.outputs = {{"output", b.last()}};
   return std::move(b.graph);
 }
 
@@ -844,7 +847,7 @@ Graph stem_graph(Random& r) {
   b.add(op);
   if (r.chance(50)) b.random_pool(b.last());
   if (r.chance(30)) b.quantize(b.last());
-  b.graph.output = b.last();
+  b.graph.outputs = {{"output", b.last()}};
   return std::move(b.graph);
 }
 
@@ -885,7 +888,7 @@ Graph depthwise_graph(Random& r) {
     int code = b.quantize(b.last());
     if (r.chance(70)) b.add(b.conv_op(code, b.random_conv(code, 20), true));
   }
-  b.graph.output = b.last();
+  b.graph.outputs = {{"output", b.last()}};
   return std::move(b.graph);
 }
 
@@ -917,7 +920,7 @@ Graph residual_graph(Random& r) {
     map.steps = {residual, prelu};
     x = b.add(map);
   }
-  b.graph.output = x;
+  b.graph.outputs = {{"output", x}};
   return std::move(b.graph);
 }
 
@@ -958,7 +961,8 @@ std::string describe(const Graph& g) {
            std::to_string(op.quantizer.offset);
     d += "\n";
   }
-  return d + "  output " + std::to_string(g.output) + "\n";
+  for (const Output& output : g.outputs) d += "  output " + std::to_string(output.value) + "\n";
+  return d;
 }
 
 bool close(double expected, float got, bool exact, double scale) {
@@ -969,6 +973,12 @@ bool close(double expected, float got, bool exact, double scale) {
 struct Totals {
   int run = 0, dropped = 0, exact = 0;
 };
+
+int64_t output_size(const Graph& graph) {
+  int64_t size = 0;
+  for (size_t o = 0; o < graph.outputs.size(); o++) size += graph.output_shape(o).size();
+  return size;
+}
 
 // A graph of one float convolution, by a chain of multiply-adds in single precision; the border is of zeros like any others.
 std::vector<float> plain_conv(const Graph& graph, const std::vector<float>& input) {
@@ -994,7 +1004,7 @@ std::vector<float> plain_conv(const Graph& graph, const std::vector<float>& inpu
   return sums;
 }
 
-// What a graph gives on all instruction sets, with one thread and with three. Empty if they differ.
+// What a graph gives on all instruction sets, with one thread and with three: one output after the other. Empty if they differ.
 std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, int batch, Random& r) {
   static ThreadPool pool(3);
   std::vector<float> first;
@@ -1002,9 +1012,11 @@ std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, 
     for (int threads : {1, 3}) {
       std::unique_ptr<Engine> engine = Engine::create(graph, isa, threads);
       auto workspace = engine->workspace();
-      std::vector<float> output(graph.shape(graph.output).size() * batch, -77.f);
+      std::vector<float> output(output_size(graph) * batch, -77.f);
+      std::vector<float*> places = {output.data()};
+      for (size_t o = 0; o + 1 < graph.outputs.size(); o++) places.push_back(places[o] + graph.output_shape(o).size() * batch);
       std::vector<double> seconds(graph.ops.size(), 0.0);
-      engine->run(input.data(), output.data(), batch, *workspace, threads > 1 ? &pool : nullptr,
+      engine->run(input.data(), places.data(), batch, *workspace, threads > 1 ? &pool : nullptr,
                   r.chance(30) ? seconds.data() : nullptr);
       if (first.empty()) first = output;
       if (std::memcmp(first.data(), output.data(), output.size() * sizeof(float)) != 0) {
@@ -1017,31 +1029,34 @@ std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, 
 
 bool check(const Graph& graph, Random& r, Totals& totals) {
   const int batch = r.chance(60) ? 1 : r.in(2, 9);
-  const int64_t in_size = graph.input.size(), out_size = graph.shape(graph.output).size();
-  if (graph.input.size() * batch > 2000000 || out_size * batch > 2000000) return totals.dropped++, true;
+  const int64_t in_size = graph.input.size();
+  if (in_size * batch > 2000000 || output_size(graph) * batch > 2000000) return totals.dropped++, true;
   std::vector<float> input(in_size * batch);
   for (float& x : input) x = r.quarter(4);
 
-  std::vector<Tensor> expected;
+  std::vector<Reference> expected;
   try {
-    for (int i = 0; i < batch; i++) expected.push_back(Reference(graph, &input[i * in_size]).output());
+    for (int i = 0; i < batch; i++) expected.emplace_back(graph, &input[i * in_size]);
   } catch (const TooClose&) {
     return totals.dropped++, true;
   }
   totals.run++;
-  totals.exact += expected[0].exact;
+  totals.exact += expected[0].output().exact;
 
   const std::vector<float> output = run_all(graph, input, batch, r);
   if (output.empty()) return false;
-  for (int i = 0; i < batch; i++) {
-    const double scale = expected[i].largest();
-    for (int64_t k = 0; k < out_size; k++)
-      if (!close(expected[i].x[k], output[i * out_size + k], expected[i].exact, scale)) {
-        std::printf("sample %d element %lld is %.9g, not %.9g\n%s", i, static_cast<long long>(k), output[i * out_size + k],
-                    expected[i].x[k], describe(graph).c_str());
-        return false;
-      }
-  }
+  const float* got = output.data();
+  for (size_t o = 0; o < graph.outputs.size(); o++)
+    for (int i = 0; i < batch; i++, got += graph.output_shape(o).size()) {
+      const Tensor& right = expected[i].output(o);
+      const double scale = right.largest();
+      for (size_t k = 0; k < right.x.size(); k++)
+        if (!close(right.x[k], got[k], right.exact, scale)) {
+          std::printf("output %zu, sample %d, element %zu is %.9g, not %.9g\n%s", o, i, k, got[k], right.x[k],
+                      describe(graph).c_str());
+          return false;
+        }
+    }
   return true;
 }
 
@@ -1057,7 +1072,7 @@ bool check_rounding() {
     o.filters = s[1], o.kernel = {s[4], s[4]}, o.stride = {s[5], s[5]};
     o.top = o.left = o.bottom = o.right = s[4] / 2;
     b.add(b.conv_op(0, o, false));
-    b.graph.output = b.last();
+    b.graph.outputs = {{"output", b.last()}};
     for (float& w : b.graph.ops[0].conv.weight) w = r.real();
     std::vector<float> input(b.graph.input.size());
     for (float& x : input) x = r.real();
@@ -1075,7 +1090,7 @@ bool check_rounding() {
       return false;
     }
     b.max_pool(b.last(), 3, 2);
-    b.graph.output = b.last();
+    b.graph.outputs = {{"output", b.last()}};
     if (run_all(b.graph, input, 1, r).empty()) return false;
   }
   return true;
@@ -1096,7 +1111,7 @@ bool check_depthwise_bits() {
     for (float& w : c.weight)
       w = i % 3 == 2 && r.chance(5) ? std::numeric_limits<float>::infinity() : unit * r.real();
     b.add(op);
-    b.graph.output = b.last();
+    b.graph.outputs = {{"output", b.last()}};
     std::vector<float> input(b.graph.input.size());
     for (float& x : input) x = unit * r.real();
     const std::vector<float> output = run_all(b.graph, input, 1, r), plain = plain_conv(b.graph, input);
@@ -1122,7 +1137,7 @@ bool check_stem_sizes(Totals& totals) {
     o.top = o.left = o.bottom = o.right = 3;
     b.add(b.conv_op(0, o, false));
     if (size % 3) b.max_pool(b.last(), 3, 2);
-    b.graph.output = b.last();
+    b.graph.outputs = {{"output", b.last()}};
     if (!check(b.graph, r, totals)) return false;
   }
   return true;
@@ -1141,7 +1156,7 @@ bool check_real_shapes(Totals& totals) {
     o.filters = s[1];
     o.stride = {s[4], s[4]};
     b.add(b.conv_op(code, o, true));
-    b.graph.output = b.last();
+    b.graph.outputs = {{"output", b.last()}};
     if (!check(b.graph, r, totals)) return false;
   }
   return true;
@@ -1163,7 +1178,7 @@ bool check_extremes(Totals& totals) {
     }
     b.add(b.conv_op(x, o, kind < 2));
     if (kind == 3) b.max_pool(b.last(), 2, 1);
-    b.graph.output = b.last();
+    b.graph.outputs = {{"output", b.last()}};
     if (!check(b.graph, r, totals)) return false;
   }
   return true;

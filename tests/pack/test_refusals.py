@@ -136,12 +136,6 @@ def test_padding_modes_by_the_layers_name(mode):
 
 
 def test_inputs_and_outputs():
-    class Two(nn.Module):
-        def forward(self, x):
-            return x + 1, x * 2
-
-    with pytest.raises(CannotPack, match="returns a tuple; a packed network has one tensor"):
-        make_packed(Two(), IMAGE)
     with pytest.raises(CannotPack, match="nothing to pack"):
         make_packed(nn.Identity(), IMAGE)
     with pytest.raises(CannotPack, match="nothing to pack"):
@@ -165,15 +159,6 @@ def test_several_inputs():
 
     with pytest.raises(CannotPack, match=r"cannot run on example_input .*argument: 'y'"):
         make_packed(Mixed(), IMAGE)
-
-
-def test_several_outputs():
-    class Two(nn.Module):
-        def forward(self, x):
-            return x * 2, x * 3
-
-    with pytest.raises(CannotPack, match=r"a tuple; .*torch\.cat"):
-        make_packed(Two(), IMAGE)
 
 
 def test_labels_and_preprocessing(tmp_path):

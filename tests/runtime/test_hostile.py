@@ -17,10 +17,10 @@ import torch
 
 import unflip
 from unflip.packing.file import Packed, PackedFileError, from_bytes, read, to_bytes
-from unflip.packing.reference import evaluate
+from unflip.packing.reference import evaluate_outputs
 from unflip.runtime._native import Network
 
-NETWORKS = ["residual", "pools", "levels", "pieces", "smooth", "vector"]
+NETWORKS = ["residual", "pools", "levels", "pieces", "smooth", "vector", "several", "pair"]
 Networks = dict[str, Packed]
 
 
@@ -101,12 +101,16 @@ def test_a_flipped_bit_and_a_right_hash(networks: Networks, name: str) -> None:
 
 def agrees_with_reference(network: Network, packed: Packed) -> None:
     x = np.random.default_rng(1).normal(size=(2, *network.input_shape)).astype(np.float32)
-    expected = evaluate(packed, torch.from_numpy(x)).numpy()
-    found = np.empty((2, *network.output_shape), np.float32)
-    network.run(x, found)
-    assert found.shape == expected.shape
-    if np.isfinite(expected).all() and np.abs(expected).max() < 1e6:
-        assert np.allclose(found, expected, rtol=1e-3, atol=1e-3 * max(1, np.abs(expected).max()))
+    expected = evaluate_outputs(packed, torch.from_numpy(x))
+    found = {name: np.empty((2, *shape), np.float32) for name, shape in network.outputs}
+    network.run(x, *found.values())
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        right = tensor.numpy()
+        assert found[name].shape == right.shape
+        if np.isfinite(right).all() and np.abs(right).max() < 1e6:
+            size = max(1, np.abs(right).max())
+            assert np.allclose(found[name], right, rtol=1e-3, atol=1e-3 * size)
 
 
 # --- other files
@@ -351,6 +355,10 @@ def inputs(key: str, value: Any) -> Edit:
     return lambda graph: graph["input"].__setitem__(key, value)
 
 
+def output(index: int, key: str, value: Any) -> Edit:
+    return lambda graph: graph["outputs"][index].__setitem__(key, value)
+
+
 # residual: 0 conv, 1 quantize, 2 conv, 3 mean, 4 conv, 5 softmax. pools: 0 conv, 1 max_pool, 2, 3 avg_pool, 4 concat,
 # 5 flatten. levels: 0 mean_abs, 1 quantize, 2 mean_abs, 3 mean, 4 conv, 5 quantize, 6 conv. pieces: 0 slice, 1 pad,
 # 2 conv, 3 map. smooth: 0 curve, 1 normalize, 2 upsample, 3 channel_shuffle, 4 quantize, 5 conv, 6 pixel_shuffle,
@@ -362,6 +370,27 @@ GRAPHS: list[Case] = [
     ("residual", "'output' must be a whole number", top("output", -1)),
     ("residual", "'output' must be a whole number", top("output", 1.5)),
     ("residual", "'output' must be a float value", top("output", 2)),
+    ("residual", "'output' is missing", lambda g: g.pop("output")),
+    ("residual", "'output' or 'outputs', not both", top("outputs", [{"name": "a", "value": 1}])),
+    ("residual", "unknown field 'structure'", top("structure", "tuple")),
+    ("several", "'output' or 'outputs', not both", top("output", 1)),
+    ("several", "'outputs' must be a list of 1 .. 4096", top("outputs", [])),
+    ("several", "'outputs' must be a list of 1 .. 4096", top("outputs", {"scores": 1})),
+    ("several", "'outputs' must be a list of 1 .. 4096", top("outputs", [0] * 4097)),
+    ("several", "output 0: must be an object, not 3", top("outputs", [3])),
+    ("several", "'structure' is missing", lambda g: g.pop("structure")),
+    ("several", '\'structure\' must be "tuple" or "dict"', top("structure", "list")),
+    ("several", "output 1: 'name' must differ from those before it", output(1, "name", "scores")),
+    ("several", "output 1: 'name' must be 1 .. 4,096 bytes", output(1, "name", "")),
+    ("several", "output 1: 'name' must be 1 .. 4,096 bytes", output(1, "name", "a" * 4097)),
+    ("several", "output 1: 'name' must be 1 .. 4,096 bytes", output(1, "name", "a\0b")),
+    ("several", "output 1: 'name' must be a string", output(1, "name", 5)),
+    ("several", "output 2: 'value' must be a whole number 0 .. 9", output(2, "value", 10)),
+    ("several", "output 2: 'value' must be a whole number", output(2, "value", -1)),
+    ("several", "output 2: 'value' must be a float value", output(2, "value", 2)),
+    ("several", "output 2: unknown field 'more'", output(2, "more", 1)),
+    ("several", "'value' is missing", lambda g: g["outputs"][0].pop("value")),
+    ("several", "'labels' must be null or 5 or 4 or 8 or 8 or 8 or 4 str", top("labels", ["a"])),
     ("residual", "'labels' is missing", lambda g: g.pop("labels")),
     ("residual", "'labels' must be null or 4 strings", top("labels", ["a"])),
     ("residual", "'labels' must be null or 4 strings", top("labels", [1, 2, 3, 4])),

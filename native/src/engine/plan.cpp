@@ -22,10 +22,15 @@ std::vector<int> reads_of(const Op& op, const std::vector<Step>& steps) {
   return reads;
 }
 
-// Values that the output depends on.
+std::vector<bool> returned_values(const Graph& graph) {
+  std::vector<bool> returned(graph.ops.size() + 1, false);
+  for (const Output& output : graph.outputs) returned[output.value] = true;
+  return returned;
+}
+
+// Values that an output depends on.
 std::vector<bool> needed_values(const Graph& graph) {
-  std::vector<bool> needed(graph.ops.size() + 1, false);
-  needed[graph.output] = true;
+  std::vector<bool> needed = returned_values(graph);
   for (int v = static_cast<int>(graph.ops.size()); v > 0; v--)
     if (needed[v])
       for (int r : reads_of(graph.ops[v - 1], graph.ops[v - 1].steps)) needed[r] = true;
@@ -35,8 +40,8 @@ std::vector<bool> needed_values(const Graph& graph) {
 class Planner {
  public:
   Planner(const Graph& graph, const Kernels& kernels)
-      : graph_(graph), kernels_(kernels), needed_(needed_values(graph)), users_(graph.ops.size() + 1),
-        done_(graph.ops.size(), false) {
+      : graph_(graph), kernels_(kernels), returned_(returned_values(graph)), needed_(needed_values(graph)),
+        users_(graph.ops.size() + 1), done_(graph.ops.size(), false) {
     plan_.values.resize(graph.ops.size() + 1);
     for (int i = 0; i < count(); i++)
       if (needed_[i + 1])
@@ -92,7 +97,7 @@ class Planner {
   // A map that is the only user of what the op makes, and needs nothing that is made later.
   bool fuse_map(PlannedOp& planned) {
     const int value = planned.emits.value;
-    if (value == graph_.output || users_[value].size() != 1) return false;
+    if (returned_[value] || users_[value].size() != 1) return false;
     const int user = users_[value][0];
     const Op& op = graph_.ops[user];
     if (op.kind != OpKind::Map || op.inputs[0] != value) return false;
@@ -107,7 +112,7 @@ class Planner {
   // A pool that is the only user of a float convolution, which then need not be stored.
   void fuse_pool(PlannedOp& planned) {
     const int value = planned.emits.value;
-    if (value == graph_.output || users_[value].size() != 1) return;
+    if (returned_[value] || users_[value].size() != 1) return;
     const Op &conv = graph_.ops[planned.op], &op = graph_.ops[users_[value][0]];
     if (op.kind != OpKind::MaxPool && op.kind != OpKind::AvgPool) return;
     if (!pools_rows(conv, planned.steps, op)) return;
@@ -125,7 +130,7 @@ class Planner {
       if (op.inputs.size() > 1 && op.inputs[1] > planned.op) continue;
       emit_code(planned, users[u]);
       users.erase(users.begin() + u);
-      if (users.empty() && value != graph_.output) planned.emits.value = -1;
+      if (users.empty() && !returned_[value]) planned.emits.value = -1;
       return;
     }
   }
@@ -180,7 +185,7 @@ class Planner {
       for (int v : reads_of(graph_.ops[plan_.ops[i].op], plan_.ops[i].steps)) last_reader[v] = i;
       if (plan_.ops[i].emits.unit >= 0) last_reader[plan_.ops[i].emits.unit] = i;
     }
-    last_reader[graph_.output] = steps;
+    for (const Output& output : graph_.outputs) last_reader[output.value] = steps;
     std::vector<std::vector<int>> ends(steps + 1);
     for (int v = 0; v <= count(); v++)
       if (last_reader[v] >= 0) ends[last_reader[v]].push_back(v);
@@ -229,6 +234,7 @@ class Planner {
 
   const Graph& graph_;
   const Kernels& kernels_;
+  std::vector<bool> returned_;           // values that are outputs: each is stored, and keeps its place to the end
   std::vector<bool> needed_;
   std::vector<std::vector<int>> users_;  // ops that read a value
   std::vector<bool> done_;               // ops that are part of another

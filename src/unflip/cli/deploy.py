@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -83,7 +83,14 @@ def show(
         f"{'with' if preprocess else 'without'} preprocessing, "
         f"{len(labels) if labels else 'no'} labels"
     )
+    for name, shape in found.outputs.items():
+        console.print(f"{_output(name, packed.graph)} {_shape(shape)}", markup=False)
     console.print(f"SHA-256 {sha256(file)} (verified)")
+
+
+def _output(name: str, graph: dict[str, Any]) -> str:
+    """A name that the model gave, or its place in a tuple; what is returned alone has none."""
+    return f"output {name}:" if "outputs" in graph else "output"
 
 
 def _table(found: Description) -> Table:

@@ -57,6 +57,12 @@ def _loaded(path: Path, threads: int) -> Model:
 
 def _classifier(path: Path, threads: int) -> Model:
     network = _loaded(path, threads)
+    if network.structure != "tensor":
+        names = ", ".join(network.output_shapes)
+        raise ValueError(
+            f"{path} returns a {network.structure} ({names}): a network that returns the scores of classes and nothing "
+            "else is needed here; unflip.load runs any"
+        )
     if len(network.output_shape) != 1:
         raise ValueError(f"{path} is no classifier: its output is {network.output_shape}")
     if network.output_shape == (1,):  # the largest of one number is always the first

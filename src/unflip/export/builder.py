@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,14 @@ def onnx_package() -> Any:
 class Builder:
     """Nodes and constants of a graph. Methods return names of values."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        """``taken`` are names that values within the graph must not have."""
         self._onnx = onnx_package()
         self._nodes: list[Any] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._initializers: list[Any] = []
         self._named = {""}
+        self._taken = set(taken)
         self._next = 0
 
     def node(self, op: str, *inputs: str, name: str = "", **attributes: Any) -> str:
@@ -72,15 +75,18 @@ class Builder:
         self._nodes[-1].output[0] = name
 
     def model(
-        self, input_shape: list[int], output_shape: list[int], metadata: dict[str, str]
+        self, input_shape: list[int], output_shapes: dict[str, list[int]], metadata: dict[str, str]
     ) -> Any:
-        """The model: float32 values ``input`` and ``output``, of any batch size."""
+        """The model: float32 values ``input`` and the outputs, of any batch size."""
         helper, float32 = self._onnx.helper, self._onnx.TensorProto.FLOAT
         graph = helper.make_graph(
             self._nodes,
             "unflip",
             [helper.make_tensor_value_info("input", float32, ["batch", *input_shape])],
-            [helper.make_tensor_value_info("output", float32, ["batch", *output_shape])],
+            [
+                helper.make_tensor_value_info(name, float32, ["batch", *shape])
+                for name, shape in output_shapes.items()
+            ],
             self._initializers,
         )
         opsets = [helper.make_opsetid("", OPSET)]
@@ -91,4 +97,6 @@ class Builder:
 
     def _new(self) -> str:
         self._next += 1
+        while str(self._next) in self._taken:  # a tuple's outputs are called "0", "1", ...
+            self._next += 1
         return str(self._next)

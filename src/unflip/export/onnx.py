@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unflip.export.builder import Builder
-from unflip.packing.file import Array, Packed, PackedFileError, read
+from unflip.packing.file import Array, Packed, PackedFileError, outputs_of, read
 
 Shape = tuple[int, int, int]
+INPUT = "input"  # its name in the ONNX graph
 FLOAT, BOOL = 1, 9  # ONNX's numbers for types
 MANY_STEPS = 7  # above this, thresholds are looked up and not compared with one by one
 
@@ -70,7 +71,12 @@ class _Exporter:
 
     def __init__(self, packed: Packed) -> None:
         self.graph, self.tensors = packed
-        self.onnx = Builder()
+        self.outputs = outputs_of(self.graph)
+        if INPUT in {output.name for output in self.outputs}:
+            raise PackedFileError(
+                f"an output is called {INPUT!r}, as an ONNX file's input is: give it another name in the model"
+            )
+        self.onnx = Builder(taken=[output.name for output in self.outputs])
         self.values: list[Value | Code] = []
 
     def model(self) -> Any:
@@ -78,16 +84,18 @@ class _Exporter:
         self.values.append(self._input())
         for op in self.graph["ops"]:
             self.values.append(self._make(op))
-        last = self._float(self.graph["output"])
-        self.onnx.node("Flatten" if last.shape[1:] == (1, 1) else "Identity", last.name)
-        self.onnx.rename_last("output")
-        sizes = [_for_user(value.shape) for value in (self.values[0], last)]
-        return self.onnx.model(sizes[0], sizes[1], self._metadata())
+        sizes = {}
+        for name, number in self.outputs:
+            value = self._float(number)
+            self.onnx.node("Flatten" if value.shape[1:] == (1, 1) else "Identity", value.name)
+            self.onnx.rename_last(name)
+            sizes[name] = _for_user(value.shape)
+        return self.onnx.model(_for_user(self.values[0].shape), sizes, self._metadata())
 
     def _input(self) -> Value:
         shape: Shape = tuple(self.graph["input"]["shape"])
         vector = shape[1:] == (1, 1)
-        return Value(self._reshape("input", *shape) if vector else "input", shape)
+        return Value(self._reshape(INPUT, *shape) if vector else INPUT, shape)
 
     def _metadata(self) -> dict[str, str]:
         texts = {

@@ -31,10 +31,12 @@ def pack(
     model          a binary model, trainable or frozen, as it is in evaluation mode. It is not changed.
     example_input  a batch of images as the model takes them, of the size it will be run with (how many is open).
                    What is packed is compared with the model on it, operation by operation.
-    labels         the names of the classes, in the order of the outputs
+    labels         the names of the classes, in the order of the outputs; where a model returns several, those
+                   of every one that has as many channels
     preprocess     {"mean": ..., "std": ...}, a number a channel: how an image with values 0 .. 255 becomes the input,
                    (pixel / 255 − mean) / std
 
+    A model may return a tensor, or a flat tuple, list, namedtuple or dict of tensors.
     What the file format has no form for is refused with its name and place in the model.
     """
     return write(path, make_packed(model, example_input, labels=labels, preprocess=preprocess))

@@ -11,13 +11,16 @@ from torch import Tensor
 
 from unflip.packing.file import Packed
 from unflip.packing.ir import CannotPack, Graph
+from unflip.packing.outputs import Structure
 from unflip.packing.reference import run_op
 
 TOLERANCE = 1e-4  # of the largest magnitude of an op's output
 MOST_CROSSINGS = 1e-3  # share of a code's elements
 
 
-def check(packed: Packed, graph: Graph, example: Tensor, output: Tensor) -> None:
+def check(
+    packed: Packed, graph: Graph, structure: Structure, example: Tensor, outputs: list[Tensor]
+) -> None:
     """Refuse a packed network that is not what the model is."""
     values = [_image(example)]
     for op, made in zip(packed.graph["ops"], graph.ops, strict=True):
@@ -29,7 +32,8 @@ def check(packed: Packed, graph: Graph, example: Tensor, output: Tensor) -> None
         else:
             _compare(where, found, expected)
         values.append(expected)
-    _compare("the network's output", values[graph.output], _image(output))
+    for place, value, output in zip(structure.places, graph.outputs, outputs, strict=True):
+        _compare(f"the network's {place}", values[value], _image(output))
 
 
 def _compare_most(where: str, found: Tensor, expected: Tensor) -> None:

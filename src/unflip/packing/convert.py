@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from unflip.packing.file import Array
 from unflip.packing.ir import CannotPack, Fields, Graph, Op, Shape, finite
+from unflip.packing.outputs import Structure, structure_of
 from unflip.packing.trace import BINARY_LAYER, Traced, module_path, place
 
 Handler = Callable[..., Any]  # (converter, result in torch, *the operation's arguments) -> Ref
@@ -43,22 +44,22 @@ class Converter:
         self.order = {node: number for number, node in enumerate(traced.nodes)}
         self.node = traced.nodes[0]
 
-    def convert(self) -> tuple[Graph, Tensor]:
-        """The graph, and the model's output on the example."""
+    def convert(self) -> tuple[Graph, Structure, list[Tensor]]:
+        """The graph, what its outputs are in, and the outputs on the example."""
         for node in self.traced.nodes:
             self.node = node
             if node.op == "output":
-                return self._output(node.args[0])
+                return self._outputs(self.traced.returned)
             self.env[node] = self._value(node)
         raise AssertionError("a traced graph ends with its output")
 
-    def _output(self, results: Any) -> tuple[Graph, Tensor]:
-        found = [self.env[r] if isinstance(r, fx.Node) else r for r in results]
-        if len(found) != 1:
-            raise CannotPack(f"the model has {len(found)} outputs; a packed network has one")
-        if not isinstance(found[0], Ref):
-            raise CannotPack("the model's output does not depend on its input")
-        return Graph(self.ops, found[0].value), found[0].tensor
+    def _outputs(self, returned: Any) -> tuple[Graph, Structure, list[Tensor]]:
+        structure = structure_of(returned, lambda part: isinstance(part, fx.Node))
+        found = [self.env[node] for node in structure.parts(returned)]
+        for place_, ref in zip(structure.places, found, strict=True):
+            if not isinstance(ref, Ref):
+                raise CannotPack(f"the model's {place_} does not depend on its input")
+        return Graph(self.ops, [ref.value for ref in found]), structure, [r.tensor for r in found]
 
     def _value(self, node: fx.Node) -> Any:
         if node is self.traced.input:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from unflip.packing.file import Packed
+from unflip.packing.file import Packed, outputs_of
 from unflip.packing.ir import Shape
 
 Fields = dict[str, Any]
@@ -27,9 +27,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Description:
-    """All ops, and the bytes of the same network with float weights."""
+    """All ops, what is returned, and the bytes of the same network with float weights."""
 
     rows: list[Row]
+    outputs: dict[str, Shape]  # by name, in order
     float_bytes: int
 
 
@@ -46,7 +47,8 @@ def describe(packed: Packed) -> Description:
         bits, binary, dense = _work(op, graph, packed, shapes[number])
         rows.append(Row(op["op"], op["name"], shapes[number], bits, own, binary, dense))
         float_bytes += _float_bytes(op, packed, new)
-    return Description(rows, float_bytes)
+    outputs = {name: shapes[value] for name, value in outputs_of(graph)}
+    return Description(rows, outputs, float_bytes)
 
 
 def _tensor_names(op: Fields, packed: Packed) -> list[str]:

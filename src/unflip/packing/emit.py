@@ -9,11 +9,14 @@ import numpy as np
 
 from unflip.packing.file import Array, Packed
 from unflip.packing.ir import CannotPack, Fields, Graph, Shape, array_key
+from unflip.packing.outputs import Structure
 
 MOST_OPS, LARGEST_SIZE, MOST_ELEMENTS = 100_000, 65_536, 2**28
 
 
-def emit(graph: Graph, shape: Shape, preprocess: Any, labels: list[str] | None) -> Packed:
+def emit(
+    graph: Graph, structure: Structure, shape: Shape, preprocess: Any, labels: list[str] | None
+) -> Packed:
     """The packed network; tensors with one content are stored once."""
     _check_limits(graph)
     store = _Store()
@@ -30,10 +33,20 @@ def emit(graph: Graph, shape: Shape, preprocess: Any, labels: list[str] | None) 
     content = {
         "input": {"shape": list(shape), "preprocess": preprocess},
         "ops": ops,
-        "output": graph.output,
+        **_returned(graph, structure),
         "labels": labels,
     }
     return Packed(content, store.tensors)
+
+
+def _returned(graph: Graph, structure: Structure) -> Fields:
+    if structure.kind == "tensor":
+        return {"output": graph.outputs[0]}
+    pairs = zip(structure.names, graph.outputs, strict=True)
+    return {
+        "outputs": [{"name": name, "value": value} for name, value in pairs],
+        "structure": structure.kind,
+    }
 
 
 def _check_limits(graph: Graph) -> None:

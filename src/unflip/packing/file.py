@@ -18,6 +18,7 @@ from safetensors.numpy import load as load_tensors
 VERSION = "1"
 NO_HASH = b"0" * 64
 DTYPES = {"<f4": "F32", "|u1": "U8"}
+ONE_OUTPUT = "output"  # the name of what a model returns that returns one tensor
 MOST_HEADER = 100_000_000  # safetensors' own limit
 # What to do. native/src/safetensors.cpp says the same of the same files.
 MAKE = "; make a packed network with 'unflip pack'"
@@ -35,6 +36,30 @@ class Packed(NamedTuple):
 
     graph: dict[str, Any]
     tensors: dict[str, Array]
+
+
+class Output(NamedTuple):
+    """A value of the graph that is returned."""
+
+    name: str
+    value: int
+
+
+def outputs_of(graph: dict[str, Any]) -> list[Output]:
+    """What a network returns, in order; a file that contradicts itself here is refused as the native loader does."""
+    if ("output" in graph) == ("outputs" in graph):
+        raise PackedFileError("its graph must have 'output' or 'outputs', and not both")
+    if "output" in graph:
+        found = [Output(ONE_OUTPUT, graph["output"])]
+    else:
+        found = [Output(part["name"], part["value"]) for part in graph["outputs"]]
+    if not found or len({output.name for output in found}) != len(found):
+        raise PackedFileError("its outputs must be one or more, with different names")
+    most = len(graph["ops"])
+    for name, value in found:
+        if not isinstance(value, int) or not 0 <= value <= most:
+            raise PackedFileError(f"its output {name!r} must be a value 0 .. {most}, not {value!r}")
+    return found
 
 
 def write(path: str | os.PathLike[str], packed: Packed) -> int:

@@ -46,10 +46,10 @@ class Op:
 
 @dataclass
 class Graph:
-    """Ops in order, and which value is the output."""
+    """Ops in order, and which values are the outputs: any, and one may be there twice."""
 
     ops: list[Op]
-    output: int
+    outputs: list[int]
 
 
 def finite(*arrays: Array) -> bool:
@@ -112,7 +112,7 @@ def _once(graph: Graph) -> Graph:
             ops.append(op)
             seen[key] = len(ops)
         new[number] = seen[key]
-    return Graph(ops, new[graph.output])
+    return Graph(ops, [new[v] for v in graph.outputs])
 
 
 def _content(value: Any) -> Any:
@@ -153,7 +153,7 @@ def _lifted(graph: Graph) -> Graph:
         for place, mover, read in zip([*path[1:], number], moved, path, strict=True):
             ops[place - 1] = replace(mover, inputs=[read])
         ops[path[0] - 1] = lifted
-    return Graph(ops, graph.output)
+    return Graph(ops, graph.outputs)
 
 
 def _path_up(number: int, ops: list[Op], users: dict[int, int]) -> list[int]:
@@ -197,13 +197,15 @@ def _fused(graph: Graph) -> Graph:
         else:
             ops.append(op)
         new[number] = len(ops)
-    return _reachable(Graph([op or Op("gone", "", []) for op in ops], new[graph.output]))
+    outputs = [new[v] for v in graph.outputs]
+    return _reachable(Graph([op or Op("gone", "", []) for op in ops], outputs))
 
 
 def _users(graph: Graph) -> dict[int, int]:
-    """value -> how many times it is read; being the output counts."""
+    """value -> how many times it is read; being an output counts."""
     counts = dict.fromkeys(range(len(graph.ops) + 1), 0)
-    counts[graph.output] += 1
+    for value in graph.outputs:
+        counts[value] += 1
     for op in graph.ops:
         for value in op.uses():
             counts[value] += 1
@@ -245,7 +247,7 @@ def _shape(value: int, graph: Graph) -> Shape | None:
 
 def _reachable(graph: Graph) -> Graph:
     """Without the ops whose values nothing reads."""
-    needed, stack = set[int](), [graph.output]
+    needed, stack = set[int](), list(graph.outputs)
     while stack:
         value = stack.pop()
         if value and value not in needed:
@@ -257,7 +259,7 @@ def _reachable(graph: Graph) -> Graph:
 def _ordered(graph: Graph) -> Graph:
     """Every op after those it reads, and as late as that allows: values live short lives."""
     order, state = list[int](), dict[int, bool]()
-    stack = [graph.output]
+    stack = graph.outputs[::-1]
     while stack:
         value = stack[-1]
         if value == 0 or state.get(value):
@@ -275,7 +277,8 @@ def _ordered(graph: Graph) -> Graph:
 def _renumbered(graph: Graph, order: Iterable[int]) -> Graph:
     order = list(order)
     new = {0: 0} | {value: position for position, value in enumerate(order, 1)}
-    return Graph([graph.ops[v - 1].renumbered(new) for v in order], new[graph.output])
+    ops = [graph.ops[v - 1].renumbered(new) for v in order]
+    return Graph(ops, [new[v] for v in graph.outputs])
 
 
 def _without_empty_maps(graph: Graph) -> Graph:
@@ -286,7 +289,7 @@ def _without_empty_maps(graph: Graph) -> Graph:
             continue
         ops.append(op.renumbered(new))
         new[number] = len(ops)
-    return Graph(ops, new[graph.output])
+    return Graph(ops, [new[v] for v in graph.outputs])
 
 
 def merged(steps: list[Fields]) -> list[Fields]:

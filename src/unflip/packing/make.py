@@ -16,8 +16,9 @@ from unflip.packing.check import check
 from unflip.packing.convert import Converter
 from unflip.packing.emit import emit
 from unflip.packing.file import Packed, from_bytes, to_bytes
-from unflip.packing.ir import CannotPack, Shape, simplified
+from unflip.packing.ir import CannotPack, Graph, Shape, simplified
 from unflip.packing.ops import HANDLERS
+from unflip.packing.outputs import Structure, is_tensor, structure_of
 from unflip.packing.trace import trace
 
 
@@ -32,22 +33,20 @@ def make(
     shape = _input_shape(example)
     frozen = _deployable(model)
     answer = _answer(frozen, example)
+    expected = structure_of(answer, is_tensor)
     traced = trace(frozen, example)
-    graph, output = Converter(traced, example, HANDLERS).convert()
-    if output.shape != answer.shape or not torch.allclose(
-        output, answer, rtol=1e-5, atol=1e-6, equal_nan=True
-    ):
+    graph, structure, outputs = Converter(traced, example, HANDLERS).convert()
+    if structure != expected or not _same(outputs, expected.parts(answer)):
         raise CannotPack(
             "the traced model answers differently from the model itself: does its forward pass depend on the values "
             "it sees, or do hooks change them?"
         )
     graph = simplified(graph)
-    if graph.output == 0:
-        raise CannotPack("the model returns its input: there is nothing to pack")
-    classes = _checked_labels(labels, output)
-    packed = emit(graph, shape, _checked_preprocess(preprocess, shape[0]), classes)
+    _refuse_input(graph, structure)
+    classes = _checked_labels(labels, outputs)
+    packed = emit(graph, structure, shape, _checked_preprocess(preprocess, shape[0]), classes)
     packed = from_bytes(to_bytes(packed))
-    check(packed, graph, example, output)
+    check(packed, graph, structure, example, outputs)
 
     def traces_alike(batch: Tensor) -> bool:
         return _content(_deployable(model), batch) == _content(_deployable(model), example)
@@ -60,26 +59,35 @@ def make(
 def _content(frozen: nn.Module, batch: Tensor) -> bytes | None:
     """The packed network as bytes; None where this batch cannot be packed."""
     try:
-        graph, _ = Converter(trace(frozen, batch), batch, HANDLERS).convert()
-        return to_bytes(emit(simplified(graph), _input_shape(batch), None, None))
+        graph, structure, _ = Converter(trace(frozen, batch), batch, HANDLERS).convert()
+        return to_bytes(emit(simplified(graph), structure, _input_shape(batch), None, None))
     except CannotPack:
         return None
 
 
-def _answer(model: nn.Module, example: Tensor) -> Tensor:
+def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def _refuse_input(graph: Graph, structure: Structure) -> None:
+    if structure.kind == "tensor" and graph.outputs == [0]:
+        raise CannotPack("the model returns its input: there is nothing to pack")
+    for place, value in zip(structure.places, graph.outputs, strict=True):
+        if value == 0:
+            raise CannotPack(f"the model's {place} is its input: leave it out, its caller has it")
+
+
+def _answer(model: nn.Module, example: Tensor) -> Any:
     try:
         with torch.no_grad():
-            answer = model(example)
+            return model(example)
     except (RuntimeError, TypeError) as error:  # TypeError: a second input, say
         raise CannotPack(
             f"the model cannot run on example_input of shape {tuple(example.shape)}: {error}"
         ) from error
-    if not isinstance(answer, Tensor):
-        raise CannotPack(
-            f"the model returns a {type(answer).__name__}; a packed network has one tensor for output: join several "
-            "with torch.cat(..., 1), and slice what the packed network returns"
-        )
-    return answer
 
 
 def _deployable(model: nn.Module) -> nn.Module:
@@ -113,15 +121,19 @@ def _input_shape(example: Tensor) -> Shape:
     return c, h, w
 
 
-def _checked_labels(labels: Sequence[str] | None, output: Tensor) -> list[str] | None:
+def _checked_labels(labels: Sequence[str] | None, outputs: list[Tensor]) -> list[str] | None:
+    """An image's labels are those of its pixels. Of several outputs they belong to every one with as many channels."""
     if labels is None:
         return None
     names = [str(label) for label in labels]
-    channels = output.shape[1]  # an image's labels are those of its pixels
-    if len(names) != channels:
-        what = "outputs" if output[0].numel() == channels else "output channels"
-        raise CannotPack(f"{len(names)} labels for a network with {channels} {what}")
-    return names
+    channels = [output.shape[1] for output in outputs]
+    if len(names) in channels:
+        return names
+    if len(outputs) > 1:
+        found = ", ".join(map(str, channels))
+        raise CannotPack(f"{len(names)} labels for a network whose outputs have {found} channels")
+    what = "outputs" if outputs[0][0].numel() == channels[0] else "output channels"
+    raise CannotPack(f"{len(names)} labels for a network with {channels[0]} {what}")
 
 
 def _checked_preprocess(

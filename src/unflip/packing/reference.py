@@ -13,14 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.packing.file import Array, Packed
+from unflip.packing.file import Array, Packed, outputs_of
 
 Fields = dict[str, Any]
 
 
 def evaluate(packed: Packed, x: Tensor) -> Tensor:
-    """The network's output, N × C × H × W, for a batch of inputs (vectors may be N × F)."""
-    return evaluate_all(packed, x)[packed.graph["output"]]
+    """The one output of a network, N × C × H × W, for a batch of inputs (vectors may be N × F)."""
+    found = evaluate_outputs(packed, x)
+    if len(found) != 1:
+        raise ValueError(
+            f"the network has {len(found)} outputs ({', '.join(found)}): call evaluate_outputs"
+        )
+    return next(iter(found.values()))
+
+
+def evaluate_outputs(packed: Packed, x: Tensor) -> dict[str, Tensor]:
+    """Every output by its name; the only one of a model that returned a tensor is "output"."""
+    values = evaluate_all(packed, x)
+    return {name: values[value] for name, value in outputs_of(packed.graph)}
 
 
 def evaluate_all(packed: Packed, x: Tensor) -> list[Tensor]:

@@ -81,11 +81,12 @@ class Traced:
     nodes: list[fx.Node]
     constants: dict[str, Tensor]  # by the name of the placeholder
     input: fx.Node
+    returned: Any  # as the model returns it, with nodes for tensors
     layers: list[FrozenLayer]
     names: list[str]
 
     def idle(self) -> list[str]:
-        """Binary layers that are no part of what makes the output."""
+        """Binary layers that are no part of what makes an output."""
         ran = {node.args[1] for node in self.nodes if node.target is BINARY_LAYER}
         return [name for number, name in enumerate(self.names) if number not in ran]
 
@@ -115,7 +116,14 @@ def trace(model: nn.Module, example: Tensor) -> Traced:
         constants |= {name: state[target].detach() for name, target in found.items()}
     nodes = list(program.graph.nodes)
     image = next(n for n in nodes if n.op == "placeholder" and n.name == users[0])
-    return Traced(nodes, constants, image, layers, names)
+    return Traced(nodes, constants, image, _returned(program), layers, names)
+
+
+def _returned(program: torch.export.ExportedProgram) -> Any:
+    spec = program.call_spec.out_spec
+    assert spec is not None  # of a program that was exported
+    found: Any = next(n for n in program.graph.nodes if n.op == "output").args[0]
+    return torch.utils._pytree.tree_unflatten(found[len(found) - spec.num_leaves :], spec)
 
 
 def _with_markers(model: nn.Module) -> tuple[nn.Module, list[FrozenLayer], list[str]]:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from unflip.runtime.profile import Profile, summarize
 
 if TYPE_CHECKING:
     from unflip.runtime._native import Network
-
-# numpy in, numpy out; torch in, torch out. torch may not be installed, so it has no name here.
-ArrayT = TypeVar("ArrayT")
 
 
 class NativePartMissing(ImportError):
@@ -104,6 +101,9 @@ class Model:
     - ``(C, H, W)``, one sample, gives one result: the same without N;
     - where the input is a vector (F x 1 x 1), ``(N, F)`` and ``(F,)`` are a batch and a sample as well.
 
+    What the model returned before it was packed, this returns: a tensor (an array), a dict of them, or a tuple, which a
+    list and a namedtuple become. ``structure`` says which; a value that has several names is an array for each.
+
     No value is converted on the way in: what would need it is refused, and the message says what to call. An input in
     C order is read where it is; another (channels_last, every second image) is copied into that order first.
     NaN is refused. The GIL is released while the network runs.
@@ -117,8 +117,13 @@ class Model:
         self._source = source
         self.input_shape: tuple[int, int, int] = network.input_shape
         """Channels, height, width of a sample."""
-        self.output_shape: tuple[int, ...] = _without_pixels(network.output_shape)
-        """Of one sample's result: (classes,), or channels, height, width."""
+        self.output_shapes: dict[str, tuple[int, ...]] = {
+            name: _without_pixels(shape) for name, shape in network.outputs
+        }
+        """Of one sample's results, by name and in order: (classes,), or channels, height, width. A tuple's names are
+        "0", "1", ... or a namedtuple's fields; what a model returned alone is called "output"."""
+        self.structure: str = network.structure
+        """What a call returns: "tensor", "tuple" or "dict"."""
         self.labels: list[str] | None = json.loads(network.labels)
         """The classes' names, where the file has them."""
         self.preprocess: dict[str, list[float]] | None = json.loads(network.preprocess)
@@ -129,10 +134,25 @@ class Model:
         self.ops: tuple[str, ...] = tuple(network.ops)
         """What the network is made of: "kind name" for each op."""
 
-    def __call__(self, x: ArrayT) -> ArrayT:
-        ready, output = self._prepared(x)
-        self._network.run(ready, output)
-        return output
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of one sample's result, where there is one."""
+        if len(self.output_shapes) != 1:
+            raise AttributeError(
+                f"{self._name} has {len(self.output_shapes)} outputs, so it has no output_shape: see output_shapes"
+            )
+        return next(iter(self.output_shapes.values()))
+
+    def __call__(self, x: Any) -> Any:
+        ready, outputs = self._prepared(x)
+        self._network.run(ready, *outputs)
+        if self.structure == "tensor":
+            return outputs[0]
+        return (
+            dict(zip(self.output_shapes, outputs, strict=True))
+            if self.structure == "dict"
+            else tuple(outputs)
+        )
 
     def __reduce__(self) -> Any:
         return _from_bytes, (self._source.content(), self.threads, self._name)
@@ -141,43 +161,57 @@ class Model:
         """Time spent in each layer, as medians of ``runs`` calls after a first one that does not count."""
         if runs < 1:
             raise ValueError(f"runs must be 1 or more, not {runs}")
-        ready, output = self._prepared(x)
-        self._network.run(ready, output)
-        return summarize(self.ops, [self._network.profile(ready, output) for _ in range(runs)])
+        ready, outputs = self._prepared(x)
+        self._network.run(ready, *outputs)
+        return summarize(self.ops, [self._network.profile(ready, *outputs) for _ in range(runs)])
 
-    def _prepared(self, x: Any) -> tuple[Any, Any]:
-        """The input in C order, once it is known to be right, and an array of its kind for the output."""
+    def _prepared(self, x: Any) -> tuple[Any, list[Any]]:
+        """The input in C order, once it is known to be right, and an array of its kind for each output."""
         torch = sys.modules.get("torch")  # whoever has a tensor has imported it
         if torch is not None and isinstance(x, torch.Tensor):
             _check_tensor(x, torch)
-            output = torch.empty(self._result_shape(x.shape), dtype=torch.float32)
-            return x.contiguous(), output
+            shapes = self._result_shapes(x.shape)
+            return x.contiguous(), [torch.empty(shape, dtype=torch.float32) for shape in shapes]
         if isinstance(x, np.ndarray):
             _check_array(x)
-            output = np.empty(self._result_shape(x.shape), dtype=np.float32)
-            return np.ascontiguousarray(x), output
+            shapes = self._result_shapes(x.shape)
+            return np.ascontiguousarray(x), [np.empty(shape, np.float32) for shape in shapes]
         raise TypeError(
             f"the input must be a numpy array or a torch tensor, not {type(x).__qualname__}"
         )
 
-    def _result_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _result_shapes(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+        batch = self._batch(shape)
+        return [(*batch, *output) for output in self.output_shapes.values()]
+
+    def _batch(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """(N,) of a batch, () of one sample."""
         samples: list[tuple[int, ...]] = [self.input_shape]
         if self.input_shape[1:] == (1, 1):
             samples.append(self.input_shape[:1])
         for sample in samples:
             if shape == sample:
-                return self.output_shape
+                return ()
             if shape[1:] == sample and shape[0] > 0:
-                return (shape[0], *self.output_shape)
+                return shape[:1]
         allowed = [f"(N, {', '.join(map(str, s))})" for s in samples] + [str(s) for s in samples]
         raise ValueError(
             f"the input must have the shape {' or '.join(allowed)} with N of 1 or more, not {tuple(shape)}"
         )
 
     def __repr__(self) -> str:
-        shapes = " -> ".join(" x ".join(map(str, s)) for s in (self.input_shape, self.output_shape))
+        outputs = {name: _text(shape) for name, shape in self.output_shapes.items()}
+        named = [
+            shape if self.structure == "tensor" else f"{name}: {shape}"
+            for name, shape in outputs.items()
+        ]
+        shapes = f"{_text(self.input_shape)} -> {', '.join(named)}"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         return f"<unflip.Model {self._name}: {shapes}, {len(self.ops)} ops, {threads}, {self.isa}>"
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _without_pixels(shape: tuple[int, int, int]) -> tuple[int, ...]:
