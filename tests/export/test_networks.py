@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unflip import freeze, load, methods, models
+from unflip import binarize, freeze, load, methods, models
 from unflip.export.onnx import export, to_model
-from unflip.packing import make_packed, pack
-from unflip.packing.reference import evaluate
+from unflip.packing import PackedFileError, make_packed, pack, read
+from unflip.packing.reference import evaluate, evaluate_outputs
 
 onnx = pytest.importorskip("onnx", reason="needs onnx: pip install 'unflip[onnx]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime to run what it wrote")
@@ -102,3 +102,50 @@ def test_command(unflip: Any, tmp_path: Path) -> None:
     wrong = unflip("export", path, "-o", tmp_path / "m.tflite")
     assert wrong.code == 1
     assert "should end in .onnx" in wrong.err
+
+
+class Detector(nn.Module):
+    def __init__(self, head: Any) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16))
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        self.bn = nn.BatchNorm2d(16)
+        self.box, self.fc = nn.Conv2d(16, 4, 1), nn.Linear(16, 5)
+        self.head = head
+
+    def forward(self, x: Tensor) -> Any:
+        stem = self.stem(x)
+        body = self.bn(self.conv(stem)) + stem
+        return self.head(stem, body, self.fc(body.mean((2, 3))), self.box(body))
+
+
+HEADS: dict[str, Any] = {
+    "dict": lambda stem, body, s, b: {"scores": s, "boxes": b, "7": stem, "again": b},
+    "tuple": lambda stem, body, s, b: (b, s, body, body.relu()),
+    "one": lambda stem, body, s, b: {"input_": s},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_several_outputs(name: str, tmp_path: Path) -> None:
+    """All of them, by their names; a tuple's are numbers, as values within the graph are."""
+    torch.manual_seed(0)
+    model = binarize(Detector(HEADS[name]), "xnor", quiet=True)
+    images = torch.randn(16, 3, 8, 8)
+    with torch.no_grad():
+        model.train()(images)
+    pack(model.eval(), images[:1], tmp_path / "m.unflip")
+    export(tmp_path / "m.unflip", tmp_path / "m.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    expected = evaluate_outputs(read(tmp_path / "m.unflip"), images[:4])
+    assert [output.name for output in session.get_outputs()] == list(expected)
+    found = session.run(None, {"input": images[:4].numpy()})
+    for array, right in zip(found, expected.values(), strict=True):
+        assert_close(array.reshape(4, -1), right.flatten(1).numpy())
+
+
+def test_an_output_called_input() -> None:
+    packed = make_packed(Detector(lambda stem, *_: {"input": stem}), torch.randn(2, 3, 8, 8))
+    with pytest.raises(PackedFileError, match="an output is called 'input', as an ONNX file's"):
+        to_model(packed)
