@@ -42,7 +42,7 @@ UNFLIP_API int unflip_ops(const unflip_model* model);
 UNFLIP_API const char* unflip_op_name(const unflip_model* model, int op); /* "conv layer1.0.conv1" */
 
 /* A network may have several outputs, numbered from 0. Where there is no such output, its name is "", its shape 0, 0, 0, and non-zero
-   is returned. What has one output can be used either way, and if its model returned a tensor alone, it is called "output". */
+   is returned. A network with one output can be used either way; where its model returned a tensor alone, that is called "output". */
 UNFLIP_API int unflip_outputs(const unflip_model* model);
 UNFLIP_API const char* unflip_output_name(const unflip_model* model, int output);
 UNFLIP_API int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]);

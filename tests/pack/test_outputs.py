@@ -211,6 +211,8 @@ def test_a_graph_that_contradicts_itself() -> None:
         ({"output": 1}, "and not both"),
         ({"outputs": []}, "one or more"),
         ({"outputs": [one, one]}, "different names"),
+        ({"outputs": [one, 3]}, "a list of names and values"),
+        ({"outputs": [{"name": "a"}]}, "a list of names and values"),
         ({"outputs": [one, {"name": "b", "value": 99}]}, "output 'b' must be a value 0 .. "),
     ):
         with pytest.raises(PackedFileError, match=message):

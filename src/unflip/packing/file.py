@@ -49,10 +49,11 @@ def outputs_of(graph: dict[str, Any]) -> list[Output]:
     """What a network returns, in order; a file that contradicts itself here is refused as the native loader does."""
     if ("output" in graph) == ("outputs" in graph):
         raise PackedFileError("its graph must have 'output' or 'outputs', and not both")
-    if "output" in graph:
-        found = [Output(ONE_OUTPUT, graph["output"])]
-    else:
-        found = [Output(part["name"], part["value"]) for part in graph["outputs"]]
+    try:
+        parts = graph.get("outputs", [{"name": ONE_OUTPUT, "value": graph.get("output")}])
+        found = [Output(part["name"], part["value"]) for part in parts]
+    except (TypeError, KeyError):
+        raise PackedFileError("its outputs must be a list of names and values") from None
     if not found or len({output.name for output in found}) != len(found):
         raise PackedFileError("its outputs must be one or more, with different names")
     most = len(graph["ops"])
