@@ -106,6 +106,16 @@ def test_the_headline_shows_each_run_once_and_compares_it_within_its_study(
     ]
 
 
+def test_the_methods_times_are_those_of_their_file() -> None:
+    """Methods that are not named in the table are the fast ones."""
+    rows = json.loads((RESULTS / "inference/methods.json").read_text())["rows"]
+    text = (RESULTS / "README.md").read_text()
+    section = text.split("### By method")[1].split("\n## ")[0]
+    for row in rows:
+        shown = f"| `{row['method']}` | {row['ms']:.2f} | {row['bytes']:,} |"
+        assert shown in section or 0.095 <= row["ms"] < 0.115
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=str)
 def test_every_figure_of_a_study_is_that_of_its_runs(path: Path) -> None:
     check_figures(RESULTS / path)

@@ -32,8 +32,8 @@ UNFLIP_API void unflip_free(unflip_model* model);
 UNFLIP_API void unflip_input_shape(const unflip_model* model, int shape[3]);
 UNFLIP_API int unflip_output_shape(const unflip_model* model, int shape[3]);
 
-/* For a network with one output. input: batch samples of C x H x W floats; output: room for as many samples of the output's shape. NaN in the input is refused.
-   Several threads may run one model at once. Returns 0, or non-zero on an error. */
+/* For a network with one output. input: batch samples of C x H x W floats; output: room for as many samples of the output's shape.
+   NaN in the input is refused. Several threads may run one model at once. Returns 0, or non-zero on an error. */
 UNFLIP_API int unflip_run(unflip_model* model, const float* input, int batch, float* output);
 
 /* The same, and adds the seconds spent in each op to seconds[0 .. unflip_ops - 1]. */
