@@ -485,7 +485,10 @@ def test_arms_that_a_table_leaves_out_are_named(
         assert "lns" not in names
         assert "finetune-0.01" in names
         said = capsys.readouterr().out
-        assert f"their runs in {tmp_path} are of another recipe: mapping, lns, lns-frozen (" in said
+        assert (
+            f"their runs in {tmp_path} are of another recipe: mapping, lns, lns-frozen, one-mean ("
+            in said
+        )
         assert "(method.rho_plus is 0.005 there and 0.1 here)" in said
 
 

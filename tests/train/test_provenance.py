@@ -184,7 +184,7 @@ def test_what_is_written_of_a_run(tuned: Path, baseline: Path) -> None:
     assert given["images"]["classes"].startswith("10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 (")
     last = json.loads((baseline / "seed-0" / "checkpoint-00001-000000.json").read_text())
     assert given["start"] == {"folder": str(baseline), "sha256": last["sha256"]}
-    assert given["threads"] == [1]
+    assert given["threads"] == [torch.get_num_threads()]
 
 
 def test_a_run_goes_on_with_another_number_of_threads_and_says_so(
@@ -194,18 +194,23 @@ def test_a_run_goes_on_with_another_number_of_threads_and_says_so(
     shutil.copytree(baseline / "seed-0", folder)
     recipe = load_recipe("digits-dorefa", SMALL)
 
+    here = torch.get_num_threads()
+
     def go_on(threads: int) -> str:
         (folder / "result.json").unlink()
         torch.set_num_threads(threads)
-        train(recipe, digits, folder.parent, device="cpu")
+        try:
+            train(recipe, digits, folder.parent, device="cpu")
+        finally:
+            torch.set_num_threads(here)
         return capsys.readouterr().out
 
-    assert "threads" not in go_on(1)
-    said = f"warning: {folder} goes on with torch's threads at 2, and had 1: its last digits"
-    assert said in go_on(2)
-    assert json.loads((folder / "provenance.json").read_text())["threads"] == [1, 2]
+    assert "threads" not in go_on(here)
+    said = f"{folder} goes on with torch's threads at {here + 1}, and had {here}: its last digits"
+    assert said in go_on(here + 1)
+    assert json.loads((folder / "provenance.json").read_text())["threads"] == [here, here + 1]
     (folder / "provenance.json").unlink()
-    assert "threads" not in go_on(1), "of a run of before, nobody knows"
+    assert "threads" not in go_on(here), "of a run of before, nobody knows"
 
 
 def test_a_finished_run_whose_baseline_is_gone_trains_none(
