@@ -59,6 +59,7 @@ BinarySums::BinarySums(const Convolution& conv, const Quantizer& quantizer, cons
   needs_signs_ = quantizer.offset != 0;
   count_signs(conv);
   make_coefficients(conv, quantizer);
+  make_terms();
 }
 
 bool BinarySums::exact_in_float() const { return depth_ * (units_.whole ? units_.largest : 1) < int64_t{1} << 24; }
@@ -87,7 +88,6 @@ void BinarySums::count_signs(const Convolution& conv) {
 }
 
 void BinarySums::make_coefficients(const Convolution& conv, const Quantizer& quantizer) {
-  for (int p = 0; p < planes_; p++) multiples_.push_back(units_.whole ? static_cast<float>(units_.scales[p]) : 1.f);
   auto add_term = [&](std::vector<float>& terms, auto value_of) {
     const size_t first = terms.size();
     terms.resize(first + stride_, 0.f);
@@ -123,33 +123,32 @@ void BinarySums::inside_signs(Taps rows, Taps columns, int32_t* out) const {
   for (int64_t i = 0; i < row; i++) out[i] = a[i] - b[i] - c[i] + d[i];
 }
 
-std::vector<SumTerm> BinarySums::terms() const {
-  std::vector<SumTerm> all;
-  auto add = [&](int base, int first_plane, int planes) {
-    all.push_back({base, first_plane, planes, false, coefficient(static_cast<int>(all.size()))});
+void BinarySums::make_terms() {
+  for (int p = 0; p < planes_; p++) multiples_.push_back(units_.whole ? units_.scales[p] : 1);
+  auto add = [&](int base, int first_plane, int planes, int32_t signs_times) {
+    int32_t ones_times = 0;
+    for (int p = first_plane; p < first_plane + planes; p++) ones_times += multiples_[p];
+    const float* scale = coefficient(static_cast<int>(terms_.size()));
+    terms_.push_back({base, first_plane, planes, ones_times, signs_times, false, scale});
   };
   for (int b = 0; b < bases_; b++) {
     if (units_.whole) {
-      add(b, 0, planes_);
+      add(b, 0, planes_, units_.offset);
       continue;
     }
-    for (int p = 0; p < planes_; p++) add(b, p, 1);
-    if (needs_signs_) add(b, 0, 0);
+    for (int p = 0; p < planes_; p++) add(b, p, 1, 0);
+    if (needs_signs_) add(b, 0, 0, 1);
   }
-  const int64_t windows = static_cast<int64_t>(window_scale_.size()) / stride_;
-  for (int w = 0; w < windows; w++) all.push_back({0, w, 0, true, &window_scale_[int64_t{w} * stride_]});
-  return all;
+  const int windows = static_cast<int>(window_scale_.size()) / stride_;
+  for (int w = 0; w < windows; w++) terms_.push_back({0, w, 0, 0, 0, true, &window_scale_[int64_t{w} * stride_]});
 }
 
 void BinarySums::term_base(const SumTerm& term, Taps rows, Taps columns, float* out) const {
   std::vector<int32_t> signs(int64_t{bases_} * stride_, 0);
   if (needs_signs_) inside_signs(rows, columns, signs.data());
-  int32_t ones_times = 0;
-  for (int p = term.first_plane; p < term.first_plane + term.planes; p++) ones_times += static_cast<int32_t>(multiples_[p]);
-  const int32_t signs_times = units_.whole ? units_.offset : term.planes ? 0 : 1;
   const int64_t first = int64_t{term.base} * stride_;
   for (int o = 0; o < stride_; o++)
-    out[o] = static_cast<float>(ones_times * ones_[first + o] + signs_times * signs[first + o]);
+    out[o] = static_cast<float>(term.ones_times * ones_[first + o] + term.signs_times * signs[first + o]);
 }
 
 int32_t BinarySums::window_number(const SumTerm& term, const int32_t* plane_sums) const {
@@ -159,50 +158,32 @@ int32_t BinarySums::window_number(const SumTerm& term, const int32_t* plane_sums
   return number;
 }
 
-void BinarySums::one_term_base(Taps rows, Taps columns, float* base) const {
-  std::vector<int32_t> signs(stride_, 0);
-  if (needs_signs_) inside_signs(rows, columns, signs.data());
-  for (int o = 0; o < stride_; o++)
-    base[o] = static_cast<float>(units_.scales[0] * ones_[o] + units_.offset * signs[o]);
-}
-
 template <class Count>
 void BinarySums::combine(const Count* differences, int64_t differences_stride, const int32_t* signs,
                          const int32_t* plane_sums, int first, int count, float* sums) const {
-  int term = 0;
-  auto add = [&](const float* scale, auto number) {
-    if (term++ == 0)
+  auto add = [&](const SumTerm& term, auto number) {
+    const float* scale = term.scale + first;
+    if (&term == terms_.data())
       for (int i = 0; i < count; i++) sums[i] = scale[i] * static_cast<float>(number(i));
     else
       for (int i = 0; i < count; i++) sums[i] += scale[i] * static_cast<float>(number(i));
   };
-  for (int b = 0; b < bases_; b++) {
-    const int32_t* ones = &ones_[int64_t{b} * stride_ + first];
-    const int32_t* inside = signs ? signs + int64_t{b} * stride_ + first : nullptr;
-    const Count* x = differences + b * planes_ * differences_stride;
-    if (units_.whole) {
-      add(coefficient(term) + first, [&](int i) {
-        int32_t number = inside ? units_.offset * inside[i] : 0;
-        for (int p = 0; p < planes_; p++)
-          number += units_.scales[p] * (ones[i] - static_cast<int32_t>(x[p * differences_stride + i]));
-        return number;
-      });
+  for (const SumTerm& term : terms_) {
+    if (term.of_window) {
+      const int32_t number = window_number(term, plane_sums);
+      add(term, [=](int) { return number; });
       continue;
     }
-    for (int p = 0; p < planes_; p++)
-      add(coefficient(term) + first,
-          [&](int i) { return ones[i] - static_cast<int32_t>(x[p * differences_stride + i]); });
-    if (inside) add(coefficient(term) + first, [&](int i) { return inside[i]; });
+    const int64_t base = int64_t{term.base} * stride_ + first;
+    const int32_t *ones = &ones_[base], *inside = signs && term.signs_times ? signs + base : nullptr;
+    const Count* x = differences + (int64_t{term.base} * planes_ + term.first_plane) * differences_stride;
+    const int32_t* multiple = multiples_.data() + term.first_plane;
+    add(term, [=](int i) {
+      int32_t number = term.ones_times * ones[i] + (inside ? term.signs_times * inside[i] : 0);
+      for (int p = 0; p < term.planes; p++) number -= multiple[p] * static_cast<int32_t>(x[p * differences_stride + i]);
+      return number;
+    });
   }
-  if (!counts_window()) return;
-  const float* scale = window_scale_.data() + first;
-  if (units_.whole) {
-    int32_t number = units_.offset * plane_sums[planes_];
-    for (int p = 0; p < planes_; p++) number += units_.scales[p] * plane_sums[p];
-    return add(scale, [&](int) { return number; });
-  }
-  for (int p = 0; p < planes_ + (needs_signs_ ? 1 : 0); p++, scale += stride_)
-    add(scale, [&](int) { return plane_sums[p]; });
 }
 
 template void BinarySums::combine(const uint8_t*, int64_t, const int32_t*, const int32_t*, int, int, float*) const;

@@ -32,11 +32,13 @@ struct CodeUnits {
 
 CodeUnits code_units(const Quantizer& quantizer);
 
-// One of the products that a sum consists of: a coefficient for each filter times a whole number. That is what is left of a base
-// when multiples of the planes' counts are taken away, or, if `of_window`, a number that all filters of a pixel share.
+// One of the products that a sum consists of: a coefficient for each filter times a whole number. That is
+//     ones_times * (number of +1 in the filter) + signs_times * (sum of its signs inside the image)
+// less multiples of the differences in its planes, or, if `of_window`, a number that all filters of a pixel share.
 struct SumTerm {
   int base = 0;
   int first_plane = 0, planes = 0;
+  int32_t ones_times = 0, signs_times = 0;
   bool of_window = false;
   const float* scale = nullptr;  // [stride]
 };
@@ -57,17 +59,11 @@ class BinarySums {
   // Sum of each filter's signs over the taps inside the image; out: [base][stride].
   void inside_signs(Taps rows, Taps columns, int32_t* out) const;
 
-  // one_term(): the sum is scale[o] * (base[o] - multiple * X).
-  void one_term_base(Taps rows, Taps columns, float* base) const;
-  const float* one_term_scale() const { return coefficients_.data(); }
-  float one_term_multiple() const { return static_cast<float>(units_.scales[0]); }
-
-  // The sum's terms, in the order in which they are added.
-  std::vector<SumTerm> terms() const;
+  // The sum's terms, in the order in which they are added; those of the window come last.
+  const std::vector<SumTerm>& terms() const { return terms_; }
   // What a term's counts are taken from, with these taps inside the image; out: [stride].
   void term_base(const SumTerm& term, Taps rows, Taps columns, float* out) const;
-  bool base_counts_border(const SumTerm& term) const { return needs_signs_ && (units_.whole || !term.planes); }
-  const std::vector<float>& multiples() const { return multiples_; }  // of each plane's counts
+  const std::vector<int32_t>& multiples() const { return multiples_; }  // of each plane's differences
   // The number of a term of the window; plane_sums as below.
   int32_t window_number(const SumTerm& term, const int32_t* plane_sums) const;
 
@@ -81,6 +77,7 @@ class BinarySums {
  private:
   void count_signs(const Convolution& conv);
   void make_coefficients(const Convolution& conv, const Quantizer& quantizer);
+  void make_terms();
   const float* coefficient(int term) const { return &coefficients_[int64_t{term} * stride_]; }
 
   int bases_, planes_, filters_, stride_;
@@ -90,7 +87,8 @@ class BinarySums {
   bool needs_signs_ = false;
   std::vector<int32_t> ones_;         // [base][stride]: number of +1
   std::vector<int32_t> prefix_;       // [kernel.h + 1][kernel.w + 1][base][stride]: sums of signs up to there
-  std::vector<float> multiples_;      // [plane]
+  std::vector<int32_t> multiples_;    // [plane]
+  std::vector<SumTerm> terms_;
   std::vector<float> coefficients_;   // [term][stride]
   std::vector<float> window_scale_;   // terms of the filters' offset: [plane or 1][stride], then [stride] for the code's offset
 };

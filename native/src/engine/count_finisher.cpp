@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../kernels/population.h"
+
 namespace unflip {
 namespace {
 
@@ -33,7 +35,7 @@ BorderClasses column_classes(const Window& w) {
   return BorderClasses(w.out.width, [&](int x) { return w.column_taps(x); });
 }
 
-// Eight bytes at a time, in plain arithmetic: this file is compiled for every CPU.
+// Eight bytes at a time.
 int32_t ones_in(const uint8_t* bytes, int count) {
   int32_t ones = 0;
   for (; count > 0; bytes += 8, count -= 8) {
@@ -42,10 +44,7 @@ int32_t ones_in(const uint8_t* bytes, int count) {
       std::memcpy(&word, bytes, 8);
     else
       for (int i = 0; i < count; i++) word |= uint64_t{bytes[i]} << (8 * i);
-    word -= word >> 1 & 0x5555555555555555;
-    word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);
-    word = (word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f;
-    ones += static_cast<int32_t>(word * 0x0101010101010101 >> 56);
+    ones += population(word);
   }
   return ones;
 }
@@ -63,24 +62,19 @@ CountFinisher::CountFinisher(const Window& window, const BinarySums& sums, const
   const BorderClasses rows = row_classes(window), columns = column_classes(window);
   const int row_count = sums.counts_border() ? static_cast<int>(rows.taps.size()) : 1;
   const int column_count = sums.counts_border() ? static_cast<int>(columns.taps.size()) : 1;
-  if (!sums.one_term()) terms_ = sums.terms();
-  for (const SumTerm& term : terms_) window_terms_ += term.of_window;
-  const int64_t stride = sums.stride();
-  auto make_table = [&](int row_classes, int column_classes, auto base_of) {
+  for (const SumTerm& term : sums.terms()) {
+    if (term.of_window) {
+      window_terms_++;
+      continue;
+    }
     base_at_.push_back(static_cast<int64_t>(base_table_.size()));
-    base_table_.resize(base_table_.size() + row_classes * column_classes * stride, 0.f);
-    float* base = &base_table_[base_at_.back()];
-    for (int r = 0; r < row_classes; r++)
-      for (int c = 0; c < column_classes; c++, base += stride) base_of(rows.taps[r], columns.taps[c], base);
-  };
-  if (terms_.empty())
-    make_table(row_count, column_count, [&](Taps r, Taps c, float* base) { sums.one_term_base(r, c, base); });
-  for (const SumTerm& term : terms_) {
-    if (term.of_window) continue;
-    const bool border = sums.base_counts_border(term);
-    make_table(border ? row_count : 1, border ? column_count : 1,
-               [&](Taps r, Taps c, float* base) { sums.term_base(term, r, c, base); });
+    for (int r = 0; r < (term.signs_times ? row_count : 1); r++)
+      for (int c = 0; c < (term.signs_times ? column_count : 1); c++) {
+        base_table_.resize(base_table_.size() + sums.stride());
+        sums.term_base(term, rows.taps[r], columns.taps[c], base_table_.data() + base_table_.size() - sums.stride());
+      }
   }
+  for (int32_t multiple : sums.multiples()) multiples_.push_back(static_cast<float>(multiple));
   class_of_.assign(finisher.pixels(), 0);
   if (sums.counts_border())
     for (int i = 0; i < finisher.pixels(); i++)
@@ -91,31 +85,32 @@ void CountFinisher::finish(const RunContext& context, const Strip& strip) const 
   const FinishTarget target = finisher_.target(context);
   if (strip.first >= strip.last) return;
   if (!sums_.one_term()) return finish_terms(target, strip);
+  const CountTerm term = term_at(0, strip);
   Counts c;
   c.count = strip.counts;
   c.count_stride = strip.pixel_stride;
-  c.bases = &base_table_[strip.channel];
-  c.base_stride = sums_.stride();
+  c.bases = term.bases;
+  c.base_stride = term.base_stride;
   c.class_of = class_of_.data();
-  c.scale = sums_.one_term_scale() + strip.channel;
-  c.multiple = sums_.one_term_multiple();
+  c.scale = term.scale;
+  c.multiple = *term.multiple;
   kernels_.finish_counts(finisher_.finish(), target, c, strip.first, strip.last, strip.channel, strip.channels);
 }
 
 // The terms at a strip's channels, the numbers of its windows, the sums of its pixels; ones of a row's columns.
 int64_t CountFinisher::scratch_bytes(int64_t pixels, int channels) const {
-  if (terms_.empty()) return 0;
+  if (sums_.one_term()) return 0;
   const int64_t columns = window_terms_ ? int64_t{layout_.columns} * sums_.planes() : 0;
-  return static_cast<int64_t>(terms_.size() * sizeof(CountTerm) + pixels * (channels + window_terms_) * sizeof(float) +
+  return static_cast<int64_t>(sums_.terms().size() * sizeof(CountTerm) + pixels * (channels + window_terms_) * sizeof(float) +
                               columns * sizeof(int32_t));
 }
 
 void CountFinisher::finish_terms(const FinishTarget& target, const Strip& strip) const {
   CountTerm* terms = terms_of(strip);
-  for (size_t t = 0; t < terms_.size(); t++) terms[t] = term_at(t, strip);
+  for (size_t t = 0; t < sums_.terms().size(); t++) terms[t] = term_at(t, strip);
   CountSums s;
   s.terms = terms;
-  s.term_count = static_cast<int>(terms_.size());
+  s.term_count = static_cast<int>(sums_.terms().size());
   s.plane_stride = strip.term_stride;
   s.pixel_stride = strip.pixel_stride;
   s.class_of = &class_of_[strip.first];
@@ -127,7 +122,7 @@ void CountFinisher::finish_terms(const FinishTarget& target, const Strip& strip)
 }
 
 CountTerm CountFinisher::term_at(size_t t, const Strip& strip) const {
-  const SumTerm& from = terms_[t];
+  const SumTerm& from = sums_.terms()[t];
   CountTerm term;
   term.scale = from.scale + strip.channel;
   if (from.of_window) {
@@ -135,9 +130,9 @@ CountTerm CountFinisher::term_at(size_t t, const Strip& strip) const {
     return term;
   }
   term.bases = &base_table_[base_at_[t] + strip.channel];
-  term.base_stride = sums_.base_counts_border(from) ? sums_.stride() : 0;
+  term.base_stride = from.signs_times ? sums_.stride() : 0;
   term.count = strip.counts + (int64_t{from.base} * sums_.planes() + from.first_plane) * strip.term_stride;
-  term.multiple = sums_.multiples().data() + from.first_plane;
+  term.multiple = multiples_.data() + from.first_plane;
   term.planes = from.planes;
   return term;
 }
@@ -163,7 +158,7 @@ void CountFinisher::count_windows(const RunContext& context, const Strip& strip)
           plane_sums[p] += ones[int64_t{p} * columns + int64_t{i} * window_.stride.w + int64_t{c} * window_.dilation.w];
       for (int w = 0; w < window_terms_; w++)
         numbers[int64_t{w} * pixels + pixel - strip.first + i] =
-            static_cast<float>(sums_.window_number(terms_[base_at_.size() + w], plane_sums));
+            static_cast<float>(sums_.window_number(sums_.terms()[base_at_.size() + w], plane_sums));
     }
   }
 }

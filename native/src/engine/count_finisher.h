@@ -39,7 +39,7 @@ class CountFinisher {
   // Parts of a strip's scratch.
   CountTerm* terms_of(const Strip& s) const { return reinterpret_cast<CountTerm*>(s.scratch); }
   // [window term][pixel]
-  float* numbers_of(const Strip& s) const { return reinterpret_cast<float*>(terms_of(s) + terms_.size()); }
+  float* numbers_of(const Strip& s) const { return reinterpret_cast<float*>(terms_of(s) + sums_.terms().size()); }
   float* sums_of(const Strip& s) const { return numbers_of(s) + int64_t{window_terms_} * (s.last - s.first); }
 
   const Window& window_;
@@ -49,10 +49,10 @@ class CountFinisher {
   const CodeLayout& layout_;
   const Kernels& kernels_;
 
-  std::vector<SumTerm> terms_;      // none if there is one alone
-  int window_terms_ = 0;            // of them, at their end
+  int window_terms_ = 0;            // of the sum's terms, at their end
   std::vector<int64_t> base_at_;    // of each other term, in the table
   std::vector<float> base_table_;   // for each term [border class][stride], or [stride] if the border makes no difference
+  std::vector<float> multiples_;    // of each plane's counts
   std::vector<uint16_t> class_of_;  // for each output pixel
 };
 

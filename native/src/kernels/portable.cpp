@@ -5,6 +5,7 @@
 #include "finish.h"
 #include "look_up.h"
 #include "popcount.h"
+#include "population.h"
 #include "stem.h"
 
 namespace unflip {
@@ -156,13 +157,6 @@ void depthwise_tile(const DepthwiseTile& t) {
       }
       t.out[int64_t{t.columns ? t.columns[p] : p} * t.channels + c] = sum;
     }
-}
-
-int population(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555;
-  x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
-  x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F;
-  return static_cast<int>(x * 0x0101010101010101 >> 56);
 }
 
 void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
