@@ -119,7 +119,7 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
         ]
         found = comparison.arm(pairs)
         changed.append({"arm": numbers[arm.name], "baseline": base.label, **found})
-    reference = _reference(study, by_name)
+    reference, plain = _reference(study, by_name), study.model_dump()
     labels = {arm.name: arm.label for arm in study.arms}  # as everywhere on the page
     return {
         "kind": "study",
@@ -129,10 +129,10 @@ def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[s
         "data": study.data,
         "evaluated_on": study.evaluated_on,
         "epochs_note": study.epochs_note,
-        "changes": [override_words(o, study.model_dump()["arms"]) for o in study.overrides],
+        "changes": [override_words(o, plain["arms"]) for o in study.overrides],
         "seeds": study.seeds,
         "arms": [
-            {**_study_arm(folder, arm, by_name), "against": _against(study, arm, reference)}
+            {**_study_arm(folder, arm, by_name), "against": _against(study, plain, arm, reference)}
             for arm in study.arms
         ],
         "reference": labels.get(reference or ""),
@@ -148,8 +148,13 @@ def _reference(study: Study, arms: Collection[str]) -> str | None:
     return name if name in arms else None
 
 
-def _against(study: Study, arm: StudyArm, name: str | None) -> dict[str, Any] | None:
-    """What an arm has more than the reference, and the p of each test of the two, as ``table.md`` has it."""
+def _against(
+    study: Study, plain: dict[str, Any], arm: StudyArm, name: str | None
+) -> dict[str, Any] | None:
+    """What an arm has more than the reference, and the p of each test of the two, as ``table.md`` has it.
+
+    ``plain`` is the study as JSON values.
+    """
     reference = next((other for other in study.arms if other.name == name), None)
     if reference is None or arm is reference or arm.mean is None or reference.mean is None:
         return None
@@ -158,7 +163,7 @@ def _against(study: Study, arm: StudyArm, name: str | None) -> dict[str, Any] | 
         next((test.p for test in tests if {test.a, test.b} == pair), None)
         for tests in (study.tests, study.paired)
     )
-    in_common = difference_in_common(study.model_dump(), arm.model_dump(), reference.model_dump())
+    in_common = difference_in_common(plain, arm.name, reference.name)
     return {
         "difference": arm.mean - reference.mean,
         "p": p,

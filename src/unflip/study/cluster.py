@@ -7,7 +7,6 @@ OUT and data folders. A task has a GPU to itself where there are any.
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +35,7 @@ class Cluster:
         self.work = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
         self.running: dict[Any, str] = {}
         # Ray's own handler, set by init, ends the process with no word.
-        self.before = sigterm_interrupts()
+        self.put_back = sigterm_interrupts()
 
     def start(self, task: Task) -> None:
         jobs = tuple(
@@ -66,8 +65,7 @@ class Cluster:
         if self.running:
             self.ray.wait(list(self.running), num_returns=len(self.running))
         self.running.clear()
-        if self.before is not None:
-            signal.signal(signal.SIGTERM, self.before)
+        self.put_back()
         if self.mine:
             self.ray.shutdown()
 

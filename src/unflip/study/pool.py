@@ -32,7 +32,7 @@ class Pool:
     def __init__(self, out: Path, capacity: int) -> None:
         self.out, self.capacity = out, capacity
         self.running: dict[str, tuple[BaseProcess, Connection]] = {}
-        self.before = sigterm_interrupts()
+        self.put_back = sigterm_interrupts()
 
     def start(self, task: Task) -> None:
         context = multiprocessing.get_context("spawn")
@@ -70,8 +70,7 @@ class Pool:
         for process, _ in self.running.values():
             process.join()
         self.running.clear()
-        if self.before is not None:
-            signal.signal(signal.SIGTERM, self.before)
+        self.put_back()
 
 
 def _work(task: Task, answer: Connection, log: Path, workers: int) -> None:

@@ -262,9 +262,10 @@ def _refuse_others(
     ``images`` are read where a run is over and says what it saw. Without a folder (None) there is nothing to compare:
     digits and CIFAR-10 are the same everywhere. A start that is about to go on in ``going_on`` has no weights yet.
     """
-    for job in study.jobs_over():
+    over = study.jobs_over()
+    for job in over:
         record.read(job.folder, job.seed)  # what is damaged is named now, not after the training
-    over = [job for job in study.jobs_over() if provenance.read(job.folder)]
+    over = [job for job in over if provenance.read(job.folder)]
     over = [job for job in over if not (going_on and _start_goes_on(going_on, job))]
     if not over:
         return

@@ -43,22 +43,21 @@ def summarize(study: Study) -> dict[str, Any]:
 
 def _arm(study: Study, arm: Arm) -> dict[str, Any]:
     records = [study.record(arm, seed) for seed in study.seeds]
-    values = [r.accuracy for r in records if r is not None and r.accuracy is not None]
-    seeds = [r.seed for r in records if r is not None and r.accuracy is not None]
+    values = {r.seed: r.accuracy for r in records if r is not None and r.accuracy is not None}
     return {
         "name": arm.name,
         "label": arm.label,
         "folder": os.path.relpath(study.folder(arm), study.out),
         "start": arm.start,
-        "command": _command(study, arm, 1 + max(seeds, default=len(study.seeds) - 1)),
+        "command": _command(study, arm, 1 + max(values, default=len(study.seeds) - 1)),
         "recipe": arm.recipe.plain(),
         "paper": dataclasses.asdict(arm.paper) if arm.paper else None,
         "x": arm.x,
         "kept": list(arm.kept),
         "runs": [dataclasses.asdict(r) for r in records if r is not None],
-        "mean": statistics.fmean(values) if values else None,
-        "std": statistics.stdev(values) if len(values) > 1 else None,
-        "best": max(values, default=None),
+        "mean": statistics.fmean(values.values()) if values else None,
+        "std": statistics.stdev(values.values()) if len(values) > 1 else None,
+        "best": max(values.values(), default=None),
     }
 
 
@@ -97,19 +96,17 @@ def paired(arms: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def difference_in_common(
-    summary: dict[str, Any], arm: dict[str, Any], reference: dict[str, Any]
-) -> float | None:
+def difference_in_common(summary: dict[str, Any], arm: str, reference: str) -> float | None:
     """What an arm has more than the reference over the seeds that both have; None where those are all there are, and
     where the two are no pairs."""
-    pairs = (t for t in summary["paired"] if {t["a"], t["b"]} == {arm["name"], reference["name"]})
-    test = next(pairs, None)
+    test = next((t for t in summary["paired"] if {t["a"], t["b"]} == {arm, reference}), None)
     if test is None or test["n"] is None:  # a study of an earlier version may not say how many
         return None
-    if all(test["n"] == len(accuracies(a)) for a in (arm, reference)):
+    both = (a for a in summary["arms"] if a["name"] in (arm, reference))
+    if all(test["n"] == len(accuracies(a)) for a in both):
         return None
     difference: float = test["difference"]
-    return difference if test["a"] == arm["name"] else -difference
+    return difference if test["a"] == arm else -difference
 
 
 def _related(a: dict[str, Any], b: dict[str, Any]) -> bool:

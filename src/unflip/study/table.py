@@ -96,7 +96,7 @@ def _against(reference: dict[str, Any], arm: dict[str, Any], summary: dict[str, 
 
 def _in_common(reference: dict[str, Any], arm: dict[str, Any], summary: dict[str, Any]) -> str:
     """``+0.20, ``: the mean over the seeds that both have, where that is not the difference of the means."""
-    difference = difference_in_common(summary, arm, reference)
+    difference = difference_in_common(summary, arm["name"], reference["name"])
     return "" if difference is None else f"{difference:+.2f}, "
 
 

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -34,7 +32,7 @@ from unflip.train.batches import Images
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
 from unflip.train.flip_rates import flip_rates
-from unflip.train.interrupt import sigterm_as_ctrl_c
+from unflip.train.interrupt import sigterm_as_ctrl_c, stop_signals
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe, recipe_in
@@ -206,7 +204,7 @@ def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[
             if first:
                 _resume(runs, at, how.quiet)
             begun()
-            with _nan_explained(runs[0].recipe), _stop_signals() as stop:
+            with _nan_explained(runs[0].recipe), stop_signals() as stop:
                 finished = _run(runs, at, stop, how)
             for i, result in zip(group, finished, strict=True):
                 results[i] = result
@@ -566,23 +564,3 @@ def _save(runs: list[Seed], epoch: int, step: int) -> None:
     for run in runs:
         run.keep_metrics()
         checkpoints.save(run.folder, run.checkpoint(epoch, step))
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM so that the loop can save between two steps; a thread beside the main one hears of
-    neither."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
