@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
 # Study -> the arms shown of it, in this order; None: all of them. A study whose folder is not there yet is left out.
 HEADLINE: dict[str, tuple[str, ...] | None] = {
-    "readings": ("baseline", "conv"),
+    "readings": ("baseline", "conv", "conv-wide"),
     "ablation": (
         "finetune-0.01",
         "finetune-0.001",
@@ -62,8 +62,17 @@ def _row(study: dict[str, Any], arm: dict[str, Any]) -> str:
     n = sum(run["accuracy"] is not None for run in arm["runs"])
     where = "" if study["evaluated_on"] == "test" else f" ({study['evaluated_on']} images)"
     paper = "" if arm["paper"] is None else _mean(arm["paper"])
-    label = LABELS.get(study["study"], "{}").format(arm["label"])
+    label = LABELS.get(study["study"], "{}").format(_whole_label(study, arm))
     return _line(label + where, n, _mean(arm), paper, _against(study, arm), f"`{arm['command']}`")
+
+
+def _whole_label(study: dict[str, Any], arm: dict[str, Any]) -> str:
+    """A label that goes on from one above it ("… decay by steps"), with that one, which may not be shown here."""
+    if study["study"] not in LABELS or not arm["label"].startswith("… "):
+        return str(arm["label"])
+    above = study["arms"][: study["arms"].index(arm)]
+    begun = next(other["label"] for other in reversed(above) if not other["label"].startswith("…"))
+    return f"{begun}, {arm['label'].removeprefix('… ')}"
 
 
 def _against(study: dict[str, Any], arm: dict[str, Any]) -> str:

@@ -230,7 +230,7 @@ def test_a_seed_or_a_p_that_is_not_of_the_runs_is_found(
 
 
 def test_the_page_is_what_the_results_give_now() -> None:
-    names = "readings ablation sota controls corrections alpha rho first-controls beyond final"
+    names = "readings ablation sota controls corrections alpha rho first-controls first-alpha first-rho beyond final"
     sources = [*(RESULTS / "cifar10" / name for name in names.split()), RESULTS / "methods"]
     page = (RESULTS / "cifar10" / "report.html").read_text(encoding="utf-8")
     command = f"unflip report {' '.join(str(s.relative_to(ROOT)) for s in sources)}"
