@@ -158,7 +158,7 @@ def test_an_arm_says_what_it_has_more_than_the_reference(study, tmp_path):
 
 def retitled(study, folder, **changes):
     """The study's summary alone, changed."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     saved = json.loads((study / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps({**saved, **changes}))
     return folder
@@ -205,6 +205,10 @@ def test_sections_of_one_title_are_told_apart(study, runs, tmp_path):
     assert titles(study, cifar) == [f"{title} (digits)", f"{title} (cifar10)"]
     assert titles(study, cifar, held_out)[2] == f"{title} (digits, held-out images)"
     assert titles(study, own) == [title, "Its own"]
+    again = retitled(study, tmp_path / "again")
+    assert titles(study, again, own) == [f"{title} ({study.name})", f"{title} (again)", "Its own"]
+    below = retitled(study, tmp_path / "below" / "again")
+    assert titles(again, below) == [f"{title} ({tmp_path.name}/again)", f"{title} (below/again)"]
     assert titles(study, study) == [title, title]  # nothing tells them apart
 
 

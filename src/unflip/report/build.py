@@ -55,8 +55,9 @@ def report_data(
     comparison = Comparison(filters, keep_signs)
     singles: list[_Single] = []
     sections = []
+    studies = [source for source in sources if is_study(source)]
     for source in sources:
-        if is_study(source):
+        if source in studies:
             sections.append(_study_section(source, read_study(source), comparison))
         elif run_folders(source):
             singles.append(_Single(source, baseline))
@@ -69,6 +70,7 @@ def report_data(
         )
     sections += _run_sections(singles, comparison)
     _tell_apart(sections)
+    _name_folders(sections[: len(studies)], studies)
     return {
         "format": FORMAT,
         "unflip": __version__,
@@ -90,6 +92,20 @@ def _tell_apart(sections: Sequence[dict[str, Any]]) -> None:
         for section in same if fields else ():
             words = [IMAGES.get(section[field], section[field]) for field in fields]
             section["title"] += f" ({', '.join(words)})"
+
+
+def _name_folders(sections: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
+    """Studies of one title on the same images are told apart by their folders: by as little of the path as it takes."""
+    by_title: dict[str, list[tuple[dict[str, Any], Path]]] = {}
+    for section, folder in zip(sections, folders, strict=True):
+        by_title.setdefault(section["title"], []).append((section, folder))
+    for same in by_title.values():
+        paths = [folder.resolve().parts for _, folder in same]
+        depths = range(1, max(map(len, paths)) + 1)
+        enough = next((n for n in depths if len({p[-n:] for p in paths}) == len(paths)), None)
+        for (section, _), path in zip(same, paths, strict=True) if len(same) > 1 else ():
+            if enough:  # else one folder, given twice
+                section["title"] += f" ({'/'.join(path[-enough:])})"
 
 
 def _title(sections: Sequence[dict[str, Any]]) -> str:
