@@ -218,6 +218,24 @@ def test_a_given_baseline_is_not_trained(
         on_digits("controls", tmp_path, 3, baseline=given)
 
 
+def test_a_run_of_before_its_method_had_an_option_goes_on(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    """It did what the option's default does."""
+    run_study(on_digits("ablation", tmp_path), only=["lns"])
+    calls = len(trainer.calls)
+    saved = tmp_path / "lns" / "seed-0" / "recipe.json"
+    run = json.loads(saved.read_text())
+    del run["recipe"]["method"]["sharpness"]
+    saved.write_text(json.dumps(run))
+    run_study(on_digits("ablation", tmp_path), only=["lns"])
+    assert len(trainer.calls) == calls
+    run["recipe"]["method"]["sharpness"] = 3.0
+    saved.write_text(json.dumps(run))
+    with pytest.raises(CheckpointError, match=r"method\.sharpness is 3\.0 there and 2\.0 here"):
+        run_study(on_digits("ablation", tmp_path), only=["lns"])
+
+
 def test_a_baseline_without_weights_is_refused_where_an_arm_starts_from_it(
     trainer: Any, on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def difference(folder: Path, recipe: Recipe) -> list[str]:
                 "Put recipe.json back, or delete that folder and run the same command again"
             )
         return []
-    return recipe_difference(read_saved(saved, "recipe")["recipe"], recipe.plain())
+    return recipe_difference(read_saved(saved, "recipe")["recipe"], recipe)
 
 
 def refuse_another_recipe(folder: Path, recipe: Recipe) -> None:

@@ -241,7 +241,7 @@ def _finished(job: Job, data: ImageSet) -> dict[str, Any] | None:
     saved = job.folder / "recipe.json"
     if saved.exists():
         there = read_saved(saved, "recipe")["recipe"]
-        difference = recipe_difference(there, job.recipe.plain())
+        difference = recipe_difference(there, job.recipe)
         if difference:
             raise CheckpointError(
                 f"{job.folder} holds a run of another recipe: {'; '.join(difference)}. "

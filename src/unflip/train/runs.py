@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from unflip.train.checkpoint import CheckpointError
+from unflip.train.recipe import Recipe
 from unflip.train.saved import read_saved, whole_metrics
 
 
@@ -77,15 +78,24 @@ def _damaged(folder: Path) -> Run | None:
     return Run(folder, "", int(seed), "damaged", 0, 0, None)
 
 
-def recipe_difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:
-    """``field: old -> new`` for each field that differs."""
+def recipe_difference(saved: dict[str, Any], recipe: Recipe) -> list[str]:
+    """How the recipe of a run differs from another. An option that came after the run has its default there, which is
+    what the run did."""
+    try:
+        there = Recipe.model_validate(saved).plain()
+    except (ValueError, ImportError):  # it names what is no more: then it differs as it stands
+        there = saved
+    return _difference(there, recipe.plain())
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:
     lines = []
     for key in sorted(old.keys() | new.keys()):
         if key == "about":
             continue
         a, b, here = old.get(key), new.get(key), f"{path}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
-            lines += recipe_difference(a, b, f"{here}.")
+            lines += _difference(a, b, f"{here}.")
         elif a != b:
             lines.append(f"{here} is {a!r} there and {b!r} here")
     return lines
