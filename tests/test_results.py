@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -14,8 +15,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from unflip.cli import app
+from unflip.cli import study as cli
 from unflip.report import render, report_data
+from unflip.study import methods
+from unflip.study.study import Study
+from unflip.train.recipe import Recipe, load_recipe
+from unflip.train.runs import recipe_difference
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -124,6 +132,60 @@ def test_every_figure_of_a_study_is_that_of_its_runs(path: Path) -> None:
 @pytest.mark.parametrize("path", STUDIES, ids=str)
 def test_every_test_of_a_study_is_of_its_runs(path: Path) -> None:
     check_tests(json.loads((RESULTS / path).read_text()))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=str)
+def test_the_command_of_every_row_trains_its_runs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recipe and its seeds; nothing is trained."""
+    study = json.loads((RESULTS / path).read_text())
+    folder = (RESULTS / path).parent
+    starts = {arm["folder"] for arm in study["arms"] if arm["name"] == "baseline"}
+    for arm in study["arms"]:
+        words = shlex.split(arm["command"])[1:]
+        assert words[words.index("--data") + 1] == "DIR"
+        if "--baseline" in words:
+            words[words.index("--baseline") + 1] = str(folder / "".join(starts))
+        assert words[0] == "train" or words[-2:] == ["--only", arm["name"]]
+        recipe, seeds = trained_by(words, arm["name"], monkeypatch)
+        assert seeds == list(_accuracies(arm))
+        for seed in seeds:
+            saved = json.loads((folder / arm["folder"] / f"seed-{seed}/recipe.json").read_text())
+            differs = recipe_difference(saved["recipe"], recipe)
+            assert [line for line in differs if not line.startswith("name ")] == []
+        assert recipe_difference(arm["recipe"], recipe) == []
+
+
+def trained_by(
+    words: list[str], arm: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Recipe, list[int]]:
+    """The recipe and the seeds that a command would train of an arm."""
+    if words[0] == "train":
+        name, *more = words[1:]
+        seeds = int(more[more.index("--seeds") + 1]) if "--seeds" in more else 1
+        return load_recipe(name, [word for word in more if "=" in word]), list(range(seeds))
+    with monkeypatch.context() as patched:
+        study = study_of(tuple(words[:-2]), patched)
+    return study.arm(arm).recipe, list(study.seeds)
+
+
+KNOWN: dict[tuple[str, ...], Study] = {}
+
+
+def study_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Study:
+    """What a command would train; the rows of a study share most of theirs."""
+    if words in KNOWN:
+        return KNOWN[words]
+    for module in (cli, methods):
+        monkeypatch.setattr(
+            module, "run_study", lambda study, *_, **__: KNOWN.update({words: study})
+        )
+    monkeypatch.setattr(methods, "load", lambda *_: None)
+    monkeypatch.setattr(cli, "_show", lambda _: None)
+    done = CliRunner().invoke(app, words)
+    assert done.exception is None, (words, done.exception)
+    return KNOWN[words]
 
 
 def check_figures(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from unflip.report import report_data
 from unflip.study import study as core
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study, next_batch, run_study, write_tables
 from unflip.study.task import Task
 from unflip.train import checkpoint as checkpoints
 from unflip.train.checkpoint import Checkpoint, CheckpointError
+from unflip.train.recipe import load_recipe
 
 OnDigits = Callable[..., Study]
 
@@ -216,6 +219,37 @@ def test_a_given_baseline_is_not_trained(
         on_digits("alpha", tmp_path, 2, "data.validation=10", baseline=given)
     with pytest.raises(ValueError, match="seed-2 is not a finished run"):
         on_digits("controls", tmp_path, 3, baseline=given)
+
+
+def test_a_given_baseline_is_shown_with_the_recipe_and_the_command_that_trained_it(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    run_study(on_digits("ablation", tmp_path / "first"), only=["baseline"])
+    given = tmp_path / "first" / "baseline"
+    study = on_digits("controls", tmp_path / "second", baseline=given, epochs_scale=3)
+    baseline, lns = run_study(study, only=["lns"])["arms"]
+    assert baseline["recipe"]["epochs"] == baseline["runs"][0]["epochs"] == 1
+    assert lns["recipe"]["epochs"] == 3
+    words = shlex.split(baseline["command"])
+    assert words[:3] == ["unflip", "train", "cifar10-resnet20-dorefa"]
+    assert words[-2:] == ["--seeds", "2"]
+    assert load_recipe(words[2], words[3:-2]).plain() == baseline["recipe"]
+    [row, _] = report_data([study.out])["sections"][0]["arms"]
+    assert "epochs: 1\n" in row["yaml"]
+    assert not row["own_recipe"]
+
+
+def test_the_papers_figure_does_not_stand_beside_a_given_baseline_of_other_epochs(
+    tmp_path: Path,
+) -> None:
+    recipe = load_recipe("cifar10-resnet20-dorefa", ["epochs=200"])
+    run = tmp_path / "seed-0"
+    run.mkdir()
+    (run / "recipe.json").write_text(json.dumps({"recipe": recipe.plain(), "seed": 0}))
+    (run / "result.json").write_text('{"accuracy": 84.0, "epochs": 200, "seconds": 1.0}')
+    study = EXPERIMENTS["ablation"].study(tmp_path / "out", 1, baseline=tmp_path)
+    assert study.arm("baseline").paper is None
+    assert study.arm("lns").paper is not None
 
 
 def test_a_run_of_before_its_method_had_an_option_goes_on(

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from unflip import __version__
-from unflip.report.command import as_yaml, train_command
 from unflip.report.curves import curves, mean_and_std
 from unflip.report.read import (
-    PARTS,
     ReportError,
     Run,
     Study,
@@ -26,6 +24,8 @@ from unflip.report.signs import CHANNELS, Comparison, seed_list
 from unflip.study.paper import reference_of
 from unflip.study.summary import difference_in_common
 from unflip.study.table import override_words
+from unflip.train.command import as_yaml, train_command
+from unflip.train.provenance import PARTS
 from unflip.train.recipe import run_name
 
 FORMAT = 1
@@ -230,7 +230,7 @@ def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dic
         "start": by_name[arm.start].label if arm.start else None,
         "command": arm.command,
         "yaml": as_yaml(arm.recipe),
-        "own_recipe": False,
+        "own_recipe": arm.command.startswith(f"unflip train {arm.recipe['name']}.yaml"),
         "paper": arm.paper.model_dump() if arm.paper else None,
         "x": arm.x,
         "n": sum(run.accuracy is not None for run in arm.runs),

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from unflip.train import provenance
+from unflip.train.provenance import PARTS
 from unflip.train.saved import WHAT_TO_DO, read_metrics
 
-PARTS = ("start", "teacher")
 SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 

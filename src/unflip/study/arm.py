@@ -33,6 +33,7 @@ class Arm:
     paper: Paper | None = None
     x: float | None = None  # the value of a sweep
     finished_in: Path | None = None  # runs made elsewhere: read, never trained
+    trained_otherwise: bool = False  # made elsewhere by another recipe, which it has
     kept: tuple[str, ...] = ()  # overrides that it has another value for, which it is about
 
 

@@ -18,7 +18,7 @@ from unflip.layers import binary_layers
 from unflip.study import record
 from unflip.study.arm import Arm, Draft, Paper, make_arms, options
 from unflip.study.study import Study
-from unflip.train.recipe import Data, Recipe, load_recipe
+from unflip.train.recipe import Data, Recipe, load_recipe, recipe_in
 from unflip.train.saved import read_saved
 
 DOREFA, FINETUNE, MAPPING, LNS = (
@@ -79,7 +79,7 @@ class Experiment:
                 _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
             ]
         words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
-        if any(_trained_differently(arm) for arm in arms):  # else the command trains the same one
+        if any(arm.trained_otherwise for arm in arms):  # else the command trains the same one
             words.append("--baseline DIR")
         return Study(
             self.name,
@@ -120,25 +120,23 @@ def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
     missing = [run for run in runs if not record.finished(run)]
     if seeds - len(missing) < least:
         raise ValueError(f"--baseline {folder}: {missing[0]} is not a finished run")
+    otherwise = []
     for run in (run for run in runs if run not in missing):
-        differs = record.difference(run, arm.recipe)
+        differs = [d for d in record.difference(run, arm.recipe) if not d.startswith("name ")]
         wrong = [d for d in differs if d.startswith(("data", "model", "method"))]
         if wrong:
             raise ValueError(f"--baseline {folder} is another network's: {'; '.join(wrong)}")
+        if differs:
+            print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
+            otherwise.append(run)
     given = replace(arm, finished_in=folder)
-    for run, differs in _trained_differently(given).items():
-        print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
-    return given
+    return _as_trained(given, otherwise[0]) if otherwise else given
 
 
-def _trained_differently(arm: Arm) -> dict[Path, list[str]]:
-    """Runs that were given, and what their recipe has otherwise than the arm's; its name is none of that."""
-    found = {}
-    for run in sorted(arm.finished_in.glob("seed-*")) if arm.finished_in else ():
-        differs = [d for d in record.difference(run, arm.recipe) if not d.startswith("name ")]
-        if differs and record.finished(run):
-            found[run] = differs
-    return found
+def _as_trained(arm: Arm, run: Path) -> Arm:
+    """With the recipe of its runs: what the arm's own would give stands nowhere in the table."""
+    recipe = recipe_in(run).model_copy(update={"name": arm.recipe.name})
+    return replace(arm, recipe=recipe, trained_otherwise=True)
 
 
 def _comparable(arm: Arm, draft: Draft) -> Arm:

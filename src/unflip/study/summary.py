@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unflip import __version__
 from unflip.study.arm import Arm
+from unflip.train.command import train_command
 
 if TYPE_CHECKING:
     from unflip.study.study import Study
@@ -63,6 +64,8 @@ def _arm(study: Study, arm: Arm) -> dict[str, Any]:
 
 def _command(study: Study, arm: Arm, seeds: int) -> str:
     """What repeats an arm, with as many seeds as it has where others have more."""
+    if arm.trained_otherwise:  # the study's own command would train another
+        return train_command(arm.recipe.plain(), list(range(seeds)), {})
     command = study.command.replace(f"--seeds {len(study.seeds)}", f"--seeds {seeds}", 1)
     teacher = " --teacher DIR" if arm.recipe.distill else ""
     return f"{command}{teacher} --only {arm.name}".strip()

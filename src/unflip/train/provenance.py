@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unflip.train.loop import Job
 
 NAME = "provenance.json"
+PARTS = ("start", "teacher")  # of a run, that are runs themselves
 SEEN = ("training images", "classes")  # what made the weights; test images only measure them
 EVERYTHING = (*SEEN, "test images")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from unflip.report.read import PARTS
+from unflip.train.provenance import PARTS
 from unflip.train.recipe import Recipe, load_recipe, recipe_names
 
 MISSING = object()
