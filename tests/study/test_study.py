@@ -295,6 +295,32 @@ def test_a_baseline_without_weights_is_refused_where_an_arm_starts_from_it(
     assert [arm["name"] for arm in write_tables(study)["arms"]] == ["baseline", "tbn"]
 
 
+def test_a_start_of_its_own_that_lost_its_weights_is_refused_before_anything_is_trained(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    run_study(on_digits("sota", tmp_path), only=["baseline"])
+    for part in (tmp_path / "baseline" / "seed-1").glob("checkpoint-*"):
+        part.unlink()
+    with pytest.raises(ValueError, match=r"no usable .*seed-1: none there\. .* put its checkpoint"):
+        run_study(on_digits("sota", tmp_path))
+    assert len(trainer.calls) == 1
+    run_study(on_digits("sota", tmp_path), only=["tbn"])  # which starts from nothing
+
+
+def test_a_seed_that_was_copied_is_not_counted_as_another(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    study = on_digits("sota", tmp_path)
+    run_study(study, only=["tbn"])
+    shutil.rmtree(tmp_path / "tbn" / "seed-1")
+    shutil.copytree(tmp_path / "tbn" / "seed-0", tmp_path / "tbn" / "seed-1")
+    for again in (lambda: run_study(study, only=["tbn"]), lambda: write_tables(study)):
+        with pytest.raises(
+            ValueError, match=r"recipe.json is of seed 0, and .* seed 1's: .*Delete"
+        ):
+            again()
+
+
 def test_an_arm_of_another_baseline_is_refused(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:

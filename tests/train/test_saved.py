@@ -11,7 +11,7 @@ import pytest
 
 from unflip.cli.deploy import pack
 from unflip.data import ImageSet
-from unflip.report.read import read_run
+from unflip.report.read import ReportError, read_run
 from unflip.study import record
 from unflip.train import checkpoint as checkpoints
 from unflip.train import load_recipe, train
@@ -63,6 +63,26 @@ def test_a_damaged_file_is_named_with_what_to_do(
 def test_a_whole_one_is_read(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"epochs": 3, "accuracy": 90}')
     assert read_saved(tmp_path / "result.json", "epochs") == {"epochs": 3, "accuracy": 90}
+
+
+@pytest.mark.parametrize("copied", ["", "result.json"], ids=["all of it", "its result"])
+def test_a_seed_that_was_copied_is_not_another(run: Path, digits: ImageSet, copied: str) -> None:
+    """Two seeds with the same figures would be one run, counted twice."""
+    seeds = {"seeds": (0, 1), "quiet": True, "device": "cpu"}
+    if copied:
+        train(BASE, digits, run, **seeds)
+        shutil.copy(run / "seed-0" / copied, run / "seed-1")
+    else:
+        shutil.copytree(run / "seed-0", run / "seed-1")
+    said = rf"{copied or 'recipe.json'} is of seed 0, and the folder is seed 1's: .*Delete"
+    with pytest.raises(ValueError, match=said):
+        train(BASE, digits, run, **seeds)
+    with pytest.raises(ReportError, match=said):
+        read_run(run / "seed-1")
+    shutil.rmtree(run / "seed-1")  # as it says
+    zero, one = train(BASE, digits, run, **seeds)
+    assert (zero["seed"], one["seed"]) == (0, 1)
+    assert zero["loss"] != one["loss"]
 
 
 @pytest.mark.parametrize("name", ["recipe.json", "result.json"])

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from unflip.train import provenance
 from unflip.train.provenance import PARTS
-from unflip.train.saved import WHAT_TO_DO, read_metrics
+from unflip.train.saved import WHAT_TO_DO, read_metrics, refuse_other_seed
 
 SEED_FOLDER = re.compile(r"seed-(\d+)")
 
@@ -197,8 +197,19 @@ def read_run(folder: Path) -> Run:
             f"{WHAT_TO_DO['recipe.json']}"
         ) from None
     result = _result(folder / "result.json")
+    _refuse_copied(folder)
     metrics, stopped = _metrics(folder / "metrics.jsonl"), _stop_reason(folder)
     return Run(folder, recipe, seed, metrics, result, stopped, _given(folder / provenance.NAME))
+
+
+def _refuse_copied(folder: Path) -> None:
+    """A seed's folder holds that seed; one by another name may hold any."""
+    named = SEED_FOLDER.fullmatch(folder.name)
+    try:
+        if named:
+            refuse_other_seed(folder, int(named[1]))
+    except ValueError as error:
+        raise ReportError(str(error)) from None
 
 
 def _given(path: Path) -> dict[str, Any] | None:

@@ -14,9 +14,14 @@ from unflip.train.runs import seed_folder
 
 
 def check_weights(arm: Arm, runs: Sequence[Path]) -> None:
-    """The runs of a baseline trained before have weights that others can start from."""
+    """Runs that are finished have weights that others can start from: a baseline's, or the study's own."""
     for run in runs:
         problem = _unusable(run)
+        if problem and arm.finished_in is None:
+            raise ValueError(
+                f"{problem}. What is left of the study starts from that run: put its checkpoint back, or choose "
+                "another --out to train all of it anew"
+            )
         if problem:
             raise ValueError(
                 f"--baseline {arm.finished_in}: {problem}; no arm can start from metrics alone: leave out --baseline "

@@ -11,7 +11,7 @@ from unflip.train import checkpoint as checkpoints
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.recipe import Recipe
 from unflip.train.runs import recipe_difference
-from unflip.train.saved import read_metrics, read_saved
+from unflip.train.saved import read_metrics, read_saved, refuse_other_seed
 
 STOPPED = "stopped.json"  # beside the run's other files: it is not run again
 
@@ -51,6 +51,7 @@ def read(folder: Path, seed: int) -> Record | None:
     reason = stop_reason(folder)
     if reason is None and not finished(folder):
         return None
+    refuse_other_seed(folder, seed)
     metrics = metrics_of(folder)
     best = max((m["accuracy"] for m in metrics if m["accuracy"] is not None), default=None)
     if finished(folder):

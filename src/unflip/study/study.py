@@ -181,8 +181,9 @@ class Study:
         if arm.recipe.distill:
             given.check_teacher(self.teacher, arm)
         start = self.arm(arm.start) if arm.start else None
-        if start is not None and start.finished_in is not None:
-            given.check_weights(start, [self.run_folder(start, seed) for seed in left])
+        if start is not None:
+            runs = [self.run_folder(start, seed) for seed in left]
+            given.check_weights(start, [run for run in runs if record.finished(run)])
 
 
 class Workers(Protocol):

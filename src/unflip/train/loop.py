@@ -37,7 +37,7 @@ from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe, recipe_in
 from unflip.train.runs import leave_nothing_behind, lock, recipe_difference, seed_folder
-from unflip.train.saved import read_saved
+from unflip.train.saved import read_saved, refuse_other_seed
 from unflip.train.seed import Seed
 from unflip.train.teacher import Teacher, load_teacher
 from unflip.train.turn import take_turn
@@ -240,6 +240,7 @@ def _finished(job: Job, data: ImageSet) -> dict[str, Any] | None:
     teacher."""
     saved = job.folder / "recipe.json"
     if saved.exists():
+        refuse_other_seed(job.folder, job.seed)
         there = read_saved(saved, "recipe")["recipe"]
         difference = recipe_difference(there, job.recipe)
         if difference:

@@ -37,6 +37,17 @@ def read_saved(path: Path, *keys: str) -> dict[str, Any]:
     return values
 
 
+def refuse_other_seed(folder: Path, seed: int) -> None:
+    """A run that was copied to another seed's folder would count twice, as if it were two."""
+    for path in (folder / "recipe.json", folder / "result.json"):
+        there = read_saved(path).get("seed", seed) if path.exists() else seed
+        if there != seed:
+            raise ValueError(
+                f"{path} is of seed {there}, and the folder is seed {seed}'s: was it copied or renamed? "
+                f"Delete {folder} and run the same command again"
+            )
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a ``metrics.jsonl``, nothing where there is none. A last line that a kill cut short is left out; a
     damaged one before it is refused: what is said of a run is not to miss an epoch without a word."""
