@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -268,6 +269,37 @@ def test_a_run_of_before_its_method_had_an_option_goes_on(
     saved.write_text(json.dumps(run))
     with pytest.raises(CheckpointError, match=r"method\.sharpness is 3\.0 there and 2\.0 here"):
         run_study(on_digits("ablation", tmp_path), only=["lns"])
+
+
+def test_what_ended_a_study_is_told_though_its_table_cannot_be_written(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_study(on_digits("sota", tmp_path), only=["baseline"])
+    trainer.before = lambda jobs: signal.raise_signal(signal.SIGTERM)
+
+    def broken(study: Study, last: bool) -> dict[str, Any]:
+        raise AttributeError("partially initialized module")
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        run_study(on_digits("sota", tmp_path), report=broken)
+    assert "table is not written anew: partially initialized" in capsys.readouterr().out
+
+
+def test_sigterm_between_two_runs_is_as_ctrl_c(
+    trainer: Any, on_digits: OnDigits, tmp_path: Path
+) -> None:
+    def stopped(study: Study, last: bool) -> dict[str, Any]:
+        if not told:
+            told.append(study.name)
+            signal.raise_signal(signal.SIGTERM)
+        return {}
+
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        run_study(on_digits("sota", tmp_path), report=stopped)
+    assert len(trainer.calls) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_baseline_without_weights_is_refused_where_an_arm_starts_from_it(

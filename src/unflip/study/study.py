@@ -29,6 +29,7 @@ from unflip.study.report import write_report
 from unflip.study.task import Task, train_jobs
 from unflip.train import checkpoint as checkpoints
 from unflip.train import provenance
+from unflip.train.interrupt import sigterm_as_ctrl_c
 from unflip.train.loop import Job, check_device
 
 ENGINES = ("together", "pool", "ray")
@@ -202,6 +203,7 @@ class Workers(Protocol):
         ...
 
 
+@sigterm_as_ctrl_c()  # between two runs too
 def run_study(
     study: Study,
     data: Path | None = None,
@@ -234,7 +236,6 @@ def run_study(
     others(study.shown(only), going_on=chosen)
     _say_fewer_seeds(study)
     _say_left_out(study)
-    told = False
 
     def tell(last: bool = False) -> dict[str, Any]:
         return report(study.shown(only), last)
@@ -247,12 +248,21 @@ def run_study(
                 running = _workers(engine, chosen, workers)
                 _beside_each_other(chosen, data, device, at_once, evaluate_every, running, tell)
             others(study.shown(only))  # what went on has its weights now
-        told = True
-    finally:
-        if not told and study.out.exists():
-            tell()
+    except BaseException:
+        if study.out.exists():
+            _tell_all_the_same(tell)
+        raise
     study.out.mkdir(parents=True, exist_ok=True)
     return tell(last=True)
+
+
+def _tell_all_the_same(tell: Callable[[], object]) -> None:
+    """The table of what there is. Whatever ended the study is what the person should hear of: a signal may have come
+    in the middle of an import, and then nothing that needs it works any more."""
+    try:
+        tell()
+    except Exception as error:
+        print(f"warning: the table is not written anew: {error}", flush=True)
 
 
 def _refuse_others(
