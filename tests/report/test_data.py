@@ -630,6 +630,9 @@ def test_what_is_neither_run_nor_study_is_refused_by_name(runs, tmp_path):
     assert str(tmp_path / "none") in refused(tmp_path / "none")
     message = refused(runs / "digits-lns", tmp_path)
     assert message.startswith(f"{tmp_path} is neither a study")
+    (tmp_path / "search.json").write_text("{}")  # which 'unflip study autobnn' wrote with --out
+    assert f"has no page: its table is {tmp_path / 'table.md'}" in refused(tmp_path)
+    (tmp_path / "search.json").unlink()
     assert "no seed-N folder" in message
     assert "is not a run" in refused(runs / "digits-lns", baseline=tmp_path)
 

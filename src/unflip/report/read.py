@@ -179,6 +179,11 @@ def refuse(source: Path) -> ReportError:
     """The error for a folder that is neither; the caller raises it."""
     if not source.exists():
         return ReportError(f"there is no folder {source}")
+    if (source / "search.json").is_file():
+        return ReportError(
+            f"{source} is a search of widths (unflip study autobnn), which has no page: its table is "
+            f"{source / 'table.md'}. The folders of its candidates are runs, and have one"
+        )
     return ReportError(
         f"{source} is neither a study (no study.json in it) nor a run (no recipe.json, and no seed-N folder "
         "with one). Give the folder that 'unflip train' or 'unflip study' wrote with --out."

@@ -125,7 +125,10 @@ def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
         differs = [d for d in record.difference(run, arm.recipe) if not d.startswith("name ")]
         wrong = [d for d in differs if d.startswith(("data", "model", "method"))]
         if wrong:
-            raise ValueError(f"--baseline {folder} is another network's: {'; '.join(wrong)}")
+            raise ValueError(
+                f"--baseline {folder} is another network's: {'; '.join(wrong)}. Give one of this network and these "
+                "images, or leave out --baseline to train it"
+            )
         if differs:
             print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
             otherwise.append(run)
