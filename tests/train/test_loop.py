@@ -28,6 +28,7 @@ from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
 from unflip.train.recipe import Recipe
 from unflip.train.runs import find_runs
+from unflip.train.seed import Seed
 
 Start = Callable[..., Any]
 Hash = Callable[[Path], str]
@@ -209,6 +210,28 @@ def test_a_signal_saves_first(
     assert f"resuming at epoch {epoch + 1}, step {step}" in done.out
     assert weights_hash(folder) == weights_hash(whole / "seed-0")
     assert metrics(folder) == metrics(whole / "seed-0")
+
+
+def test_a_signal_after_the_last_step_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+    digits: ImageSet,
+    dorefa: Recipe,
+    tmp_path: Path,
+    whole: Path,
+    weights_hash: Hash,
+) -> None:
+    """The run is finished, but a study would go on with the next."""
+    finish = Seed.finish
+
+    def finish_while_told_to_stop(self: Seed, *args: Any) -> dict[str, Any]:
+        signal.raise_signal(signal.SIGTERM)
+        return finish(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Seed, "finish", finish_while_told_to_stop)
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            run(dorefa, digits, tmp_path)
+    same_run(tmp_path / "seed-0", whole / "seed-0", weights_hash)
 
 
 def test_sigterm_before_the_first_epoch_leaves_nothing_behind(
