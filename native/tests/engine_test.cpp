@@ -1124,6 +1124,89 @@ bool check_depthwise_bits() {
   return true;
 }
 
+// Thresholds of one channel: evenly spaced, as a method that rounds has them, or nearly; or not so, in any order, some of them twice
+// or out of reach.
+std::vector<float> many_thresholds(Random& r, int steps, int kind) {
+  const double gap = kind == 0 ? 1.0 / steps : std::pow(2.0, r.in(-20, 20)) * (1 + std::fabs(r.real()));
+  const double first = kind == 0 ? 0.5 * gap : r.real() * gap * steps;
+  std::vector<float> thresholds;
+  for (int s = 0; s < steps; s++) {
+    const double jitter = kind == 1 ? 0.0 : kind == 2 ? 0.3 * r.real() : 3.0 * r.real();
+    thresholds.push_back(static_cast<float>(first + gap * (s + (kind == 0 ? 0.0 : jitter))));
+  }
+  const float inf = std::numeric_limits<float>::infinity(), odd[] = {inf, -inf, std::nanf(""), 0.f, -0.f, thresholds[0]};
+  if (kind == 4) thresholds[r.in(0, steps - 1)] = odd[r.in(0, 5)];
+  return thresholds;
+}
+
+// A graph whose output is the number of thresholds that each of its inputs reaches.
+Graph levels_graph(Random& r, const Shape& shape, int steps, int kind) {
+  Builder b(r, shape);
+  Op op;
+  op.kind = OpKind::Quantize;
+  op.inputs = {0};
+  op.shape = shape;
+  Quantizer& q = op.quantizer;
+  q.levels = true;
+  for (int p = 0; steps >> p; p++) q.scales.push_back(static_cast<float>(1 << p));
+  q.strict.assign(steps, r.chance(50));
+  if (r.chance(20)) q.strict[r.in(0, steps - 1)] = r.chance(50);
+  q.per_channel = r.chance(50);
+  const int columns = q.per_channel ? shape.channels : 1;
+  q.thresholds.resize(int64_t{steps} * columns);
+  for (int c = 0; c < columns; c++) {
+    const std::vector<float> own = many_thresholds(r, steps, kind);
+    for (int s = 0; s < steps; s++) q.thresholds[int64_t{s} * columns + c] = own[s];
+  }
+  b.add(op);
+  b.graph.outputs = {{"output", b.last()}};
+  return std::move(b.graph);
+}
+
+// A threshold or a float near it, a number between them, or one that is none.
+float near_thresholds(Random& r, const Quantizer& q, int channel, int channels) {
+  const float inf = std::numeric_limits<float>::infinity(), odd[] = {inf, -inf, std::nanf(""), 0.f, -0.f, 3e38f, -3e38f, 1e-45f};
+  auto threshold = [&] {
+    const int s = r.in(0, q.steps() - 1);
+    return q.thresholds[q.per_channel ? int64_t{s} * channels + channel : s];
+  };
+  if (r.chance(10)) return odd[r.in(0, 7)];
+  float x = threshold();
+  if (r.chance(30)) return x + (threshold() - x) * r.real();
+  const float end = r.chance(50) ? inf : -inf;
+  for (int n = r.in(0, 3); n > 0; n--) x = std::nextafter(x, end);
+  return x;
+}
+
+// However the number of thresholds that are reached is found, it is that of comparing with one after another, to the float.
+bool check_levels() {
+  for (int i = 0; i < 250; i++) {
+    Random r(static_cast<uint64_t>(i) + 12);
+    const int steps = r.chance(40) ? (1 << r.in(1, 8)) - 1 : r.in(1, 255);
+    const Graph graph = levels_graph(r, {r.in(1, 40), r.in(1, 6), r.in(1, 20)}, steps, i % 5);
+    const Quantizer& q = graph.ops[0].quantizer;
+    const int channels = graph.input.channels, pixels = graph.input.height * graph.input.width;
+    std::vector<float> input(graph.input.size()), expected;
+    for (int k = 0; k < channels * pixels; k++) {
+      const float x = input[k] = near_thresholds(r, q, k / pixels, channels);
+      int reached = 0;
+      for (int s = 0; s < steps; s++) {
+        const float t = q.thresholds[q.per_channel ? int64_t{s} * channels + k / pixels : s];
+        reached += q.strict[s] ? x > t : x >= t;
+      }
+      expected.push_back(static_cast<float>(reached));
+    }
+    const std::vector<float> output = run_all(graph, input, 1, r);
+    if (output.empty()) return false;
+    if (output != expected) {
+      const size_t k = std::mismatch(output.begin(), output.end(), expected.begin()).first - output.begin();
+      std::printf("%.9g reaches %g thresholds, not %g, case %d\n%s", input[k], expected[k], output[k], i, describe(graph).c_str());
+      return false;
+    }
+  }
+  return true;
+}
+
 // All widths and heights of a stem's last tile, by all remainders of its filters.
 bool check_stem_sizes(Totals& totals) {
   Random r(10);
@@ -1190,7 +1273,7 @@ int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400, first = argc > 2 ? std::atoi(argv[2]) : 0;
   Totals totals;
   if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_depthwise_bits() ||
-      !check_stem_sizes(totals))
+      !check_levels() || !check_stem_sizes(totals))
     return 1;
   for (int i = first; i < first + cases; i++) {
     Random r(static_cast<uint64_t>(i) + 1000);

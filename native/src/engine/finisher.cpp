@@ -1,9 +1,39 @@
 #include "finisher.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
 namespace unflip {
+namespace {
+
+constexpr int kFewSteps = 3;  // so many are compared as quickly one by one
+
+// EvenSteps of one channel: the line on which its thresholds are nearly 1/2, 3/2, 5/2, ...
+struct EvenLine {
+  float scale, shift, low = 1, high = 0;
+  bool apart = true;  // each lies between its number and the next
+
+  explicit EvenLine(const std::vector<float>& thresholds) {
+    const double first = thresholds.front(), last = thresholds.back();
+    const double exact = static_cast<double>(thresholds.size() - 1) / (last - first);
+    scale = static_cast<float>(exact);
+    shift = static_cast<float>(0.5 - first * exact);
+    for (size_t i = 0; i < thresholds.size(); i++) {
+      const float rest = (thresholds[i] * scale + shift) - static_cast<float>(i);
+      apart = apart && rest > 0 && rest < 1;
+      low = std::min(low, rest);
+      high = std::max(high, rest);
+    }
+  }
+
+  // The arithmetic is that of the kernels, whatever it rounds: with a positive scale none of it changes an order, so an x before or
+  // after a threshold on the line is so among the floats.
+  bool right() const { return std::isfinite(scale) && scale > 0 && apart; }
+};
+
+}  // namespace
 
 Finisher::Finisher(const Shape& shape, const std::vector<Step>& steps, const Emits& emits,
                    const std::vector<ValueInfo>& values)
@@ -15,6 +45,7 @@ Finisher::Finisher(const Shape& shape, const std::vector<Step>& steps, const Emi
   finish_.step_count = static_cast<int>(steps_.size());
   if (emits.code >= 0) {
     add_quantizer(*emits.quantizer);
+    if (emits.unit < 0) add_even_steps(*emits.quantizer);
     finish_.unit = emits.unit;
     finish_.one_at_least = finish_.thresholds == 1 && !strict_[0] && emits.unit < 0;
     finish_.code = values[emits.code].layout;
@@ -89,6 +120,36 @@ void Finisher::add_quantizer(const Quantizer& q) {
   finish_.threshold = floats_.back().data();
   finish_.strict = strict_.data();
   finish_.levels = q.levels;
+}
+
+// Where all channels have thresholds that lie evenly.
+void Finisher::add_even_steps(const Quantizer& q) {
+  if (!q.levels || q.steps() <= kFewSteps || std::count(q.strict.begin(), q.strict.end(), q.strict[0]) != q.steps()) return;
+  const int columns = q.per_channel ? shape_.channels : 1;
+  std::vector<float> scale, shift, all;
+  EvenSteps even;
+  even.low = 1;
+  for (int c = 0; c < columns; c++) {
+    std::vector<float> own;
+    for (int s = 0; s < q.steps(); s++) own.push_back(q.thresholds[int64_t{s} * columns + c]);
+    const EvenLine line(own);
+    if (!line.right()) return;
+    scale.push_back(line.scale);
+    shift.push_back(line.shift);
+    even.low = std::min(even.low, line.low);
+    even.high = std::max(even.high, line.high);
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  even_first_.assign(finish_.stride, static_cast<int>(all.size()));  // of the padding
+  for (int c = 0; c < shape_.channels; c++) even_first_[c] = q.per_channel ? c * q.steps() : 0;
+  all.push_back(std::numeric_limits<float>::quiet_NaN());
+  even.scale = keep(scale, 0);
+  even.shift = keep(shift, 0);
+  even.most = std::nextafter(static_cast<float>(q.steps()), 0.f);
+  even.first = even_first_.data();
+  floats_.push_back(std::move(all));
+  even.threshold = floats_.back().data();
+  finish_.even = even;
 }
 
 FinishTarget Finisher::target(const RunContext& context) const {

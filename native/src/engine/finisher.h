@@ -37,6 +37,7 @@ class Finisher {
   const float* keep(const std::vector<float>& vector, float padding);
   void add_step(const Step& step, const std::vector<ValueInfo>& values);
   void add_quantizer(const Quantizer& quantizer);
+  void add_even_steps(const Quantizer& quantizer);
 
   Shape shape_;
   Emits emits_;
@@ -44,6 +45,7 @@ class Finisher {
   std::vector<FinishStep> steps_;
   std::vector<std::vector<float>> floats_;
   std::vector<std::vector<int>> groups_;
+  std::vector<int> even_first_;
   std::vector<uint8_t> strict_;
 };
 

@@ -42,12 +42,18 @@ struct Wide {
   struct Number {
     __m256i n;
     static Number zero() { return {_mm256_setzero_si256()}; }
+    static Number whole(Wide v) { return {_mm256_cvttps_epi32(v.x)}; }
     static Number count(Number v, Mask m) { return {_mm256_sub_epi32(v.n, _mm256_castps_si256(m))}; }
+    Wide floats() const { return {_mm256_cvtepi32_ps(n)}; }
     static uint8_t digit(Number v, int p) {  // to the sign bit
       __m256i top = _mm256_sll_epi32(v.n, _mm_cvtsi32_si128(31 - p));
       return static_cast<uint8_t>(_mm256_movemask_ps(_mm256_castsi256_ps(top)));
     }
   };
+  static Wide look_up(const float* table, const int* first, Number n) {
+    const __m256i at = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+    return {_mm256_i32gather_ps(table, _mm256_add_epi32(at, n.n), sizeof(float))};
+  }
 };
 
 // Sums of a float tile: a chain of structures, so that each sum is a variable of its own and stays in a register (compilers leave

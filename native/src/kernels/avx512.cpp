@@ -33,6 +33,7 @@ struct Wide8 {
   static Wide8 fused(Wide8 a, Wide8 b, Wide8 c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   Wide8 operator+(Wide8 o) const { return {_mm256_add_ps(x, o.x)}; }
+  Wide8 operator-(Wide8 o) const { return {_mm256_sub_ps(x, o.x)}; }
   Wide8 operator*(Wide8 o) const { return {_mm256_mul_ps(x, o.x)}; }
   Wide8 operator/(Wide8 o) const { return {_mm256_div_ps(x, o.x)}; }
   static Wide8 larger(Wide8 a, Wide8 b) { return {_mm256_max_ps(a.x, b.x)}; }
@@ -44,9 +45,15 @@ struct Wide8 {
   struct Number {
     __m256i n;
     static Number zero() { return {_mm256_setzero_si256()}; }
+    static Number whole(Wide8 v) { return {_mm256_cvttps_epi32(v.x)}; }
     static Number count(Number v, Mask m) { return {_mm256_mask_add_epi32(v.n, m, v.n, _mm256_set1_epi32(1))}; }
+    Wide8 floats() const { return {_mm256_cvtepi32_ps(n)}; }
     static Bits digit(Number v, int p) { return _mm256_test_epi32_mask(v.n, _mm256_set1_epi32(1 << p)); }
   };
+  static Wide8 look_up(const float* table, const int* first, Number n) {
+    const __m256i at = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+    return {_mm256_i32gather_ps(table, _mm256_add_epi32(at, n.n), sizeof(float))};
+  }
 };
 
 // 16 floats.
@@ -79,9 +86,15 @@ struct Wide16 {
   struct Number {
     __m512i n;
     static Number zero() { return {_mm512_setzero_si512()}; }
+    static Number whole(Wide16 v) { return {_mm512_cvttps_epi32(v.x)}; }
     static Number count(Number v, Mask m) { return {_mm512_mask_add_epi32(v.n, m, v.n, _mm512_set1_epi32(1))}; }
+    Wide16 floats() const { return {_mm512_cvtepi32_ps(n)}; }
     static Bits digit(Number v, int p) { return _mm512_test_epi32_mask(v.n, _mm512_set1_epi32(1 << p)); }
   };
+  static Wide16 look_up(const float* table, const int* first, Number n) {
+    const __m512i at = _mm512_loadu_si512(first);
+    return {_mm512_i32gather_ps(_mm512_add_epi32(at, n.n), table, sizeof(float))};
+  }
 };
 
 // Pixels by blocks of 16 filters, their sums in registers: up to 6 x 4.

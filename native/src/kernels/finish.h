@@ -9,7 +9,9 @@
 //   V::larger(a, b)                    a > b ? a : b
 //   V::bits(mask)                      Bits, lane 0 the lowest
 //   V::kFixedSteps                     whether the usual steps are worth code of their own
-//   V::Number                          small integers: zero(), count(n, mask), digit(n, p) = bit p of each, as Bits
+//   V::Number                          small integers: zero(), whole(a) of floats >= 0, without what is behind the point;
+//                                      count(n, mask), n.floats(), digit(n, p) = bit p of each, as Bits
+//   V::look_up(table, first, n)        table[first[lane] + n], lane by lane
 //
 // Eight vectors go through the steps together, in registers: (of 8 floats) 32 channels of two pixels, or 16 of four; so
 // parameters are loaded once for several pixels.
@@ -149,42 +151,96 @@ struct AnySteps {
 
 // ------------------------------------------------------------------------------------------------------------------ quantize
 
-template <class V>
-UNFLIP_INLINE typename V::Mask reached(V x, const Job& job, int step, int channel) {
-  const Finish& f = job.finish;
-  V t = V::load(f.threshold + int64_t{step} * f.stride + channel);
-  if (f.unit >= 0) t = t * V::set(job.target.values[f.unit][0]);
-  return f.strict[step] ? V::above(x, t) : V::at_least(x, t);
-}
-
 template <class Bits>
 UNFLIP_INLINE void store_bits(uint8_t* to, Bits bits) {
   __builtin_memcpy(to, &bits, sizeof bits);  // all our CPUs are little-endian
 }
 
+// How many thresholds each channel of a vector reaches.
 template <class V>
-void quantize_vector(V v, const Job& job, uint8_t* bits, int channel) {
-  const Finish& f = job.finish;
-  typename V::Number n = V::Number::zero();
-  for (int s = 0; s < f.thresholds; s++) {
-    const typename V::Mask mask = reached(v, job, s, channel);
-    if (f.levels)
-      n = V::Number::count(n, mask);
-    else
-      store_bits<typename V::Bits>(bits + s * f.code.plane_bytes, V::bits(mask));
-  }
-  if (!f.levels) return;
-  for (int p = 0; p < f.code.planes; p++) store_bits<typename V::Bits>(bits + p * f.code.plane_bytes, V::Number::digit(n, p));
-}
+struct Level {
+  static constexpr int kWidth = V::kWidth;
+  typename V::Number n;
+};
 
-// Any thresholds. Its vectors come by memory, so as not to make the other case keep them for calls.
+// P pixels by N vectors of floats, and the bits they become. They come by memory, so as not to make the case of one threshold
+// keep its vectors for calls.
+template <class V, int P, int N>
+struct Quantization {
+  const Finish f;
+  const V unit;
+  const float* x;
+  uint8_t* bits;
+  int channel;
+
+  Quantization(const float* x_, const Job& job, const Place& at)
+      : f(job.finish), unit(V::set(f.unit < 0 ? 1.f : job.target.values[f.unit][0])), x(x_), bits(job.target.bits + at.bits),
+        channel(at.channel) {}
+
+  UNFLIP_INLINE V vector(int p, int c) const { return V::load(x + p * N * V::kWidth + c); }
+
+  UNFLIP_INLINE void store(int plane, int p, int c, typename V::Bits of_vector) const {
+    store_bits(bits + plane * f.code.plane_bytes + p * f.code.pixel_bytes + c / 8, of_vector);
+  }
+
+  // reach(item, whether it reaches threshold s) for all of them.
+  template <class All, class Reach>
+  UNFLIP_INLINE void compare(All& all, int s, const Reach& reach) const {
+    const float* t = f.threshold + int64_t{s} * f.stride + channel;
+    if (f.strict[s])
+      all.each([&](auto& item, int p, int c) UNFLIP_LAMBDA_INLINE {
+        reach(item, p, c, V::above(vector(p, c), V::load(t + c) * unit));
+      });
+    else
+      all.each([&](auto& item, int p, int c) UNFLIP_LAMBDA_INLINE {
+        reach(item, p, c, V::at_least(vector(p, c), V::load(t + c) * unit));
+      });
+  }
+
+  void planes() const {
+    Several<Level<V>, P, N> all;
+    for (int s = 0; s < f.thresholds; s++)
+      compare(all, s, [&](auto&, int p, int c, auto mask) UNFLIP_LAMBDA_INLINE { store(s, p, c, V::bits(mask)); });
+  }
+
+  void levels() const {
+    Several<Level<V>, P, N> all;
+    if (f.even.scale) {
+      all.each([&](Level<V>& level, int p, int c) UNFLIP_LAMBDA_INLINE { level.n = even_level(vector(p, c), channel + c); });
+    } else {
+      all.each([](Level<V>& level, int, int) UNFLIP_LAMBDA_INLINE { level.n = V::Number::zero(); });
+      for (int s = 0; s < f.thresholds; s++)
+        compare(all, s, [](Level<V>& level, int, int, auto mask) UNFLIP_LAMBDA_INLINE {
+          level.n = V::Number::count(level.n, mask);
+        });
+    }
+    for (int d = 0; d < f.code.planes; d++)
+      all.each([&](Level<V>& level, int p, int c) UNFLIP_LAMBDA_INLINE { store(d, p, c, V::Number::digit(level.n, d)); });
+  }
+
+  // Without a comparison, or by one where a channel is as near to its threshold as rounding.
+  UNFLIP_INLINE typename V::Number even_level(V v, int c) const {
+    const V most = V::set(f.even.most);
+    V at = v * V::load(f.even.scale + c) + V::load(f.even.shift + c);
+    at = V::larger(at, V::set(0));  // 0 of a NaN too, which reaches no threshold
+    at = V::choose(V::above(at, most), most, at);
+    const typename V::Number n = V::Number::whole(at);
+    const V rest = at - n.floats();
+    const typename V::Mask after = V::above(rest, V::set(f.even.high));
+    const typename V::Mask before = V::above(V::set(f.even.low), rest);
+    if (static_cast<typename V::Bits>(~(V::bits(after) | V::bits(before))) == 0) return V::Number::count(n, after);
+    const V t = V::look_up(f.even.threshold, f.even.first + c, n);
+    return V::Number::count(n, f.strict[0] ? V::above(v, t) : V::at_least(v, t));
+  }
+};
+
 template <class V, int P, int N>
 __attribute__((noinline)) void quantize_any(const float* x, const Job& job, const Place& at) {
-  for (int i = 0; i < P * N; i++) {
-    const int c = i % N * V::kWidth;
-    quantize_vector<V>(V::load(x + i * V::kWidth), job,
-                       job.target.bits + at.bits + i / N * job.finish.code.pixel_bytes + c / 8, at.channel + c);
-  }
+  const Quantization<V, P, N> q(x, job, at);
+  if (q.f.levels)
+    q.levels();
+  else
+    q.planes();
 }
 
 // One threshold and >=: pixels Pixel .. P - 1, one store for each.

@@ -42,6 +42,16 @@ struct CodeLayout {
   int64_t at(int y, int x) const { return (y + top) * row_bytes + int64_t{x + left} * pixel_bytes; }
 };
 
+// Thresholds that lie about evenly. x * scale + shift, at least 0 and at most `most`, has a threshold's number before the point:
+// those of smaller numbers are reached, those of larger ones are not. This one is if what is behind the point is above `high`, and
+// is not if that is below `low`; between them it has to be compared with x. In the padding it is NaN.
+struct EvenSteps {
+  const float *scale = nullptr, *shift = nullptr;  // for each channel; null: thresholds are compared one by one
+  float most = 0, low = 0, high = 0;
+  const int* first = nullptr;  // where each channel's thresholds begin
+  const float* threshold = nullptr;
+};
+
 struct Finish {
   int width = 0;   // of the image: pixels are numbered row by row
   int stride = 0;  // floats from one pixel to the next where the value is stored
@@ -54,6 +64,7 @@ struct Finish {
   bool levels = false;                // planes are the binary digits of the number of thresholds reached
   int unit = -1;                      // the value that multiplies the thresholds, or -1
   bool one_at_least = false;          // there is one threshold, not strict, and no unit
+  EvenSteps even;                     // only with levels, all or none strict, and no unit
   CodeLayout code;
 };
 

@@ -54,12 +54,22 @@ struct Double {
   struct Number {
     uint32x4_t a, b;
     static Number zero() { return {vdupq_n_u32(0), vdupq_n_u32(0)}; }
+    static Number whole(Double v) { return {vcvtq_u32_f32(v.a), vcvtq_u32_f32(v.b)}; }
     static Number count(Number n, Mask m) { return {vsubq_u32(n.a, m.a), vsubq_u32(n.b, m.b)}; }
+    Double floats() const { return {vcvtq_f32_u32(a), vcvtq_f32_u32(b)}; }
     static uint8_t digit(Number n, int p) {
       const uint32x4_t bit = vdupq_n_u32(1u << p);
       return bits(Mask{vtstq_u32(n.a, bit), vtstq_u32(n.b, bit)});
     }
   };
+  static Double look_up(const float* table, const int* first, Number n) {
+    uint32_t at[kWidth];
+    float t[kWidth];
+    vst1q_u32(at, n.a);
+    vst1q_u32(at + 4, n.b);
+    for (int i = 0; i < kWidth; i++) t[i] = table[first[i] + static_cast<int>(at[i])];
+    return load(t);
+  }
 };
 
 // ----------------------------------------------------------------------------------------------------- float convolution

@@ -85,9 +85,19 @@ struct Plain {
   struct Number {
     uint8_t n[kLanes];
     static Number zero() { return Number{}; }
+    static Number whole(const Plain& v) {
+      Number r;
+      for (int i = 0; i < kLanes; i++) r.n[i] = static_cast<uint8_t>(v.x[i]);
+      return r;
+    }
     static Number count(Number v, Mask m) {
       for (int i = 0; i < kLanes; i++) v.n[i] = static_cast<uint8_t>(v.n[i] + (m >> i & 1));
       return v;
+    }
+    Plain floats() const {
+      Plain r;
+      for (int i = 0; i < kLanes; i++) r.x[i] = n[i];
+      return r;
     }
     static uint8_t digit(const Number& v, int p) {
       unsigned r = 0;
@@ -95,6 +105,11 @@ struct Plain {
       return static_cast<uint8_t>(r);
     }
   };
+  static Plain look_up(const float* table, const int* first, const Number& n) {
+    Plain r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = table[first[i] + n.n[i]];
+    return r;
+  }
 };
 
 void float_tile(const FloatTile& t) {
