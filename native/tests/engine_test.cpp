@@ -1207,6 +1207,28 @@ bool check_levels() {
   return true;
 }
 
+// Means of sizes are as good as a float can be, or the float next to it, and have the same bits everywhere.
+bool check_mean_abs() {
+  for (int i = 0; i < 200; i++) {
+    Random r(static_cast<uint64_t>(i) + 13);
+    Builder b(r, {r.in(1, 140), random_side(r), random_side(r)});
+    if (r.chance(50)) b.max_pool(0, 1, 1);  // a value whose channels are padded
+    b.mean_abs(b.last(), r.chance(50));
+    b.graph.outputs = {{"output", b.last()}};
+    std::vector<float> input(b.graph.input.size());
+    for (float& x : input) x = r.real() * static_cast<float>(r.chance(20) ? 1000 : 1);
+    const std::vector<float> output = run_all(b.graph, input, 1, r);
+    if (output.empty()) return false;
+    const Tensor expected = Reference(b.graph, input.data()).output();
+    for (size_t k = 0; k < output.size(); k++)
+      if (std::fabs(output[k] - expected.x[k]) > 1.2e-7 * expected.x[k]) {
+        std::printf("the mean is %.9g, not %.9g\n%s", output[k], expected.x[k], describe(b.graph).c_str());
+        return false;
+      }
+  }
+  return true;
+}
+
 // All widths and heights of a stem's last tile, by all remainders of its filters.
 bool check_stem_sizes(Totals& totals) {
   Random r(10);
@@ -1273,7 +1295,7 @@ int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400, first = argc > 2 ? std::atoi(argv[2]) : 0;
   Totals totals;
   if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_depthwise_bits() ||
-      !check_levels() || !check_stem_sizes(totals))
+      !check_levels() || !check_mean_abs() || !check_stem_sizes(totals))
     return 1;
   for (int i = first; i < first + cases; i++) {
     Random r(static_cast<uint64_t>(i) + 1000);

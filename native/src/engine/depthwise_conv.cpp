@@ -117,13 +117,15 @@ class DepthwiseConv : public Task {
   // The taps of a pixel, each `step` places after the one before.
   void aim(const float* in, int y, int x, const float** to, int step) const {
     const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
-    for (int r = 0; r < window_.kernel.h; r++)
-      for (int c = 0; c < window_.kernel.w; c++, to += step) {
-        const bool inside = r >= rows.first && r < rows.last && c >= columns.first && c < columns.last;
-        const int64_t row = window_.row(y) + int64_t{r} * window_.dilation.h;
-        const int64_t column = window_.column(x) + int64_t{c} * window_.dilation.w;
-        *to = inside ? in + (row * window_.in.width + column) * input_stride_ : &zeros_[first_zero_];
-      }
+    const float* zeros = &zeros_[first_zero_];
+    const int64_t right = int64_t{window_.dilation.w} * input_stride_;
+    for (int r = 0; r < window_.kernel.h; r++) {
+      const int64_t row = window_.row(y) + int64_t{r} * window_.dilation.h;
+      const int64_t first = (row * window_.in.width + window_.column(x)) * input_stride_;
+      const bool inside = r >= rows.first && r < rows.last;
+      for (int c = 0; c < window_.kernel.w; c++, to += step)
+        *to = inside && c >= columns.first && c < columns.last ? in + (first + c * right) : zeros;
+    }
   }
 
   Window window_;
@@ -143,7 +145,7 @@ class DepthwiseConv : public Task {
 
 bool is_depthwise(const Op& op) {
   const Convolution& c = op.conv;
-  return c.groups > 1 && c.channels == 1 && c.filters == c.groups;
+  return c.channels == 1 && c.filters == c.groups;
 }
 
 std::unique_ptr<Task> make_depthwise_conv(const Op& op, const std::vector<float>& weight, int input,

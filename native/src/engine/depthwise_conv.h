@@ -8,7 +8,7 @@
 
 namespace unflip {
 
-// Whether a float convolution goes this way, which depends on nothing but shapes: several groups, of one channel and one filter.
+// Whether a float convolution goes this way, which depends on nothing but shapes: groups of one channel and one filter.
 // (Of a code, see counts_channels in binary_conv.h.)
 bool is_depthwise(const Op& op);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 
 #include "pool_window.h"
@@ -116,6 +117,7 @@ class MeanAbsTask : public SimpleTask {
  public:
   MeanAbsTask(const Op& op, int output, const std::vector<ValueInfo>& values) : SimpleTask(op, output, values) {
     scratch_bytes = in_.shape.height * sizeof(double);
+    thread_scratch_bytes = in_.shape.width * sizeof(double);
   }
 
   void run(const RunContext& context) const override {
@@ -126,32 +128,33 @@ class MeanAbsTask : public SimpleTask {
   }
 
  private:
-  static double sum_abs(const float* x, int count) {
-    double sum = 0;
-    for (int i = 0; i < count; i++) sum += std::fabs(x[i]);
-    return sum;
-  }
-
   // A sum for each row first, so that threads do not change the order.
   void over_sample(const RunContext& context) const {
     double* row_sums = reinterpret_cast<double*>(context.scratch);
-    parallel(context, in_.shape.height, [&](int y, int) {
-      double sum = 0;
-      for (int x = 0; x < in_.shape.width; x++) sum += sum_abs(input(context) + at(in_, y, x), in_.shape.channels);
-      row_sums[y] = sum;
-    });
-    double sum = 0;
-    for (int y = 0; y < in_.shape.height; y++) sum += row_sums[y];
+    parallel(context, in_.shape.height, [&](int y, int thread) { row_sums[y] = sum_row(context, y, thread); });
+    const double sum = std::accumulate(row_sums, row_sums + in_.shape.height, 0.0);
     output(context)[0] = static_cast<float>(sum / static_cast<double>(in_.shape.size()));
+  }
+
+  // Where there is no padding, a row is one piece.
+  double sum_row(const RunContext& context, int y, int thread) const {
+    const bool whole = in_.stride == in_.shape.channels;
+    const int pieces = whole ? 1 : in_.shape.width;
+    const int64_t count = whole ? int64_t{in_.shape.width} * in_.stride : in_.shape.channels;
+    double* sums = reinterpret_cast<double*>(context.scratch_of(thread));
+    context.kernels->sum_abs(input(context) + at(in_, y, 0), in_.stride, pieces, count, sums);
+    return std::accumulate(sums, sums + pieces, 0.0);
   }
 
   void over_channels(const RunContext& context) const {
     const int run = in_.shape.channels / op_.groups;
-    parallel(context, in_.shape.height, [&](int y, int) {
-      for (int x = 0; x < in_.shape.width; x++)
-        for (int g = 0; g < op_.groups; g++)
-          output(context)[at(out_, y, x) + g] =
-              static_cast<float>(sum_abs(input(context) + at(in_, y, x) + g * run, run) / run);
+    parallel(context, in_.shape.height, [&](int y, int thread) {
+      double* sums = reinterpret_cast<double*>(context.scratch_of(thread));
+      for (int g = 0; g < op_.groups; g++) {
+        context.kernels->sum_abs(input(context) + at(in_, y, 0) + g * run, in_.stride, in_.shape.width, run, sums);
+        float* to = output(context) + at(out_, y, 0) + g;
+        for (int x = 0; x < in_.shape.width; x++) to[int64_t{x} * out_.stride] = static_cast<float>(sums[x] / run);
+      }
     });
   }
 };

@@ -8,6 +8,7 @@
 #include "depthwise.h"
 #include "finish.h"
 #include "stem.h"
+#include "sum_abs.h"
 
 namespace unflip {
 namespace {
@@ -48,6 +49,22 @@ struct Wide {
     static uint8_t digit(Number v, int p) {  // to the sign bit
       __m256i top = _mm256_sll_epi32(v.n, _mm_cvtsi32_si128(31 - p));
       return static_cast<uint8_t>(_mm256_movemask_ps(_mm256_castsi256_ps(top)));
+    }
+  };
+
+  struct Sums {
+    __m256d low, high;
+    static Sums zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+    void add(Wide v) {
+      const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.f), v.x);
+      low = _mm256_add_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(size)));
+      high = _mm256_add_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(size, 1)));
+    }
+    Sums operator+(Sums o) const { return {_mm256_add_pd(low, o.low), _mm256_add_pd(high, o.high)}; }
+    double total() const {
+      const __m256d four = _mm256_add_pd(low, high);
+      const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+      return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
     }
   };
   static Wide look_up(const float* table, const int* first, Number n) {
@@ -226,6 +243,7 @@ constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const Look
                      finish_counts<Wide>,
                      sum_counts<Wide>,
                      pool<Wide>,
+                     sum_abs<Wide>,
                      curve,
                      float_tile,
                      stem_tile<Wide, 2>,

@@ -12,6 +12,7 @@
 #include "depthwise.h"
 #include "finish.h"
 #include "stem.h"
+#include "sum_abs.h"
 
 namespace unflip {
 namespace {
@@ -49,6 +50,18 @@ struct Wide8 {
     static Number count(Number v, Mask m) { return {_mm256_mask_add_epi32(v.n, m, v.n, _mm256_set1_epi32(1))}; }
     Wide8 floats() const { return {_mm256_cvtepi32_ps(n)}; }
     static Bits digit(Number v, int p) { return _mm256_test_epi32_mask(v.n, _mm256_set1_epi32(1 << p)); }
+  };
+
+  struct Sums {
+    __m512d x;
+    static Sums zero() { return {_mm512_setzero_pd()}; }
+    void add(Wide8 v) { x = _mm512_add_pd(x, _mm512_cvtps_pd(_mm256_andnot_ps(_mm256_set1_ps(-0.f), v.x))); }
+    Sums operator+(Sums o) const { return {_mm512_add_pd(x, o.x)}; }
+    double total() const {
+      const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1));
+      const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+      return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+    }
   };
   static Wide8 look_up(const float* table, const int* first, Number n) {
     const __m256i at = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
@@ -213,6 +226,7 @@ constexpr Kernels kAvx512 = {"avx512",
                              finish_counts<Wide16>,
                              sum_counts<Wide16>,
                              pool<Wide16>,
+                             sum_abs<Wide16>,
                              curve,
                              any_float_tile,
                              any_stem_tile,

@@ -227,6 +227,9 @@ struct Kernels {
 
   void (*pool)(const PoolTile&);
 
+  // sums[r] = the sum of the sizes of `count` floats from `from + r * step` on, in the order of sum_abs.h.
+  void (*sum_abs)(const float* from, int64_t step, int runs, int64_t count, double* sums);
+
   // to[i] = function of from[i], i = 0 .. count - 1; see curves.h.
   void (*curve)(Curve function, const float* from, int64_t count, float* to);
 

@@ -12,6 +12,7 @@
 #include "finish.h"
 #include "look_up.h"
 #include "stem.h"
+#include "sum_abs.h"
 
 namespace unflip {
 namespace {
@@ -61,6 +62,22 @@ struct Double {
       const uint32x4_t bit = vdupq_n_u32(1u << p);
       return bits(Mask{vtstq_u32(n.a, bit), vtstq_u32(n.b, bit)});
     }
+  };
+
+  struct Sums {
+    float64x2_t x[4];
+    static Sums zero() { return {{vdupq_n_f64(0), vdupq_n_f64(0), vdupq_n_f64(0), vdupq_n_f64(0)}}; }
+    void add(Double v) {
+      const float32x4_t low = vabsq_f32(v.a), high = vabsq_f32(v.b);
+      x[0] = vaddq_f64(x[0], vcvt_f64_f32(vget_low_f32(low)));
+      x[1] = vaddq_f64(x[1], vcvt_high_f64_f32(low));
+      x[2] = vaddq_f64(x[2], vcvt_f64_f32(vget_low_f32(high)));
+      x[3] = vaddq_f64(x[3], vcvt_high_f64_f32(high));
+    }
+    Sums operator+(Sums o) const {
+      return {{vaddq_f64(x[0], o.x[0]), vaddq_f64(x[1], o.x[1]), vaddq_f64(x[2], o.x[2]), vaddq_f64(x[3], o.x[3])}};
+    }
+    double total() const { return vpaddd_f64(vaddq_f64(vaddq_f64(x[0], x[2]), vaddq_f64(x[1], x[3]))); }
   };
   static Double look_up(const float* table, const int* first, Number n) {
     uint32_t at[kWidth];
@@ -257,6 +274,7 @@ constexpr Kernels kNeon = {"neon",
                            finish_counts<Double>,
                            sum_counts<Double>,
                            pool<Double>,
+                           sum_abs<Double>,
                            curve,
                            float_tile,
                            stem_tile<Double, 2>,

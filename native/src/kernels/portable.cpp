@@ -7,6 +7,7 @@
 #include "popcount.h"
 #include "population.h"
 #include "stem.h"
+#include "sum_abs.h"
 
 namespace unflip {
 namespace {
@@ -105,6 +106,23 @@ struct Plain {
       return static_cast<uint8_t>(r);
     }
   };
+
+  struct Sums {
+    double x[kLanes];
+    static Sums zero() { return Sums{}; }
+    void add(const Plain& v) {
+      for (int i = 0; i < kLanes; i++) x[i] += std::fabs(v.x[i]);
+    }
+    Sums operator+(const Sums& o) const {
+      Sums r;
+      for (int i = 0; i < kLanes; i++) r.x[i] = x[i] + o.x[i];
+      return r;
+    }
+    double total() const {
+      const double even = (x[0] + x[4]) + (x[2] + x[6]), odd = (x[1] + x[5]) + (x[3] + x[7]);
+      return even + odd;
+    }
+  };
   static Plain look_up(const float* table, const int* first, const Number& n) {
     Plain r;
     for (int i = 0; i < kLanes; i++) r.x[i] = table[first[i] + n.n[i]];
@@ -188,6 +206,7 @@ constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
           finish_counts<Plain>,
           sum_counts<Plain>,
           pool<Plain>,
+          sum_abs<Plain>,
           curve,
           float_tile,
           plain_stem_tile,
