@@ -208,9 +208,7 @@ def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[
                 finished = _run(runs, at, stop, how)
             for i, result in zip(group, finished, strict=True):
                 results[i] = result
-            if (
-                stop and first
-            ):  # it came after the last step: these are finished, and no others are begun
+            if stop and first:  # after the last step: these are finished, and no others are begun
                 raise KeyboardInterrupt(f"stopped by {signal.Signals(stop[0]).name}")
     return results
 
