@@ -3,7 +3,8 @@
      gcc classify.c -I DIR -L DIR -lunflip -Wl,-rpath,DIR -o classify
      ./classify model.unflip image.ppm
 
-   DIR has unflip.h and libunflip.so: a CMake build of native/, or the folder unflip/runtime of the installed Python package.
+   DIR has unflip.h and libunflip.so: a CMake build of native/, or the folder that the Python package has them in,
+     python -c "import unflip.runtime; print(unflip.runtime.c_folder())"
    The image is a binary PPM (colour) or PGM (grey) with 256 levels, and has the model's size. */
 #include <ctype.h>
 #include <stdio.h>

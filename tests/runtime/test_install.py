@@ -124,7 +124,7 @@ def classify(
     """The example, compiled against the library that Python uses."""
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
-    library = Path(_native.__file__).parent
+    library = unflip.runtime.c_folder()
     program = tmp_path_factory.mktemp("c") / "classify"
     strict = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O1")
     where = (f"-I{library}", f"-L{library}", "-lunflip", f"-Wl,-rpath,{library}")

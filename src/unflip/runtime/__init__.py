@@ -1,6 +1,6 @@
 """Runs packed networks (``.unflip`` files) with the native library. numpy is needed, torch is not."""
 
-from unflip.runtime.model import Model, NativePartMissing, load
+from unflip.runtime.model import Model, NativePartMissing, c_folder, load
 from unflip.runtime.profile import Profile, Row
 
-__all__ = ["Model", "NativePartMissing", "Profile", "Row", "load"]
+__all__ = ["Model", "NativePartMissing", "Profile", "Row", "c_folder", "load"]

@@ -92,6 +92,11 @@ def _native() -> ModuleType:
     return native
 
 
+def c_folder() -> Path:
+    """Where ``unflip.h`` and ``libunflip.so`` are, for a program in C. In a checkout that is not beside this file."""
+    return Path(str(_native().__file__)).parent
+
+
 class Model:
     """A network that is ready to run. :func:`load` makes it.
 
