@@ -161,6 +161,19 @@ def levels() -> Packed:
     return n.packed()
 
 
+def even() -> Packed:
+    """Codes of three bits whose thresholds lie evenly, one line for all channels and one for each."""
+    n = Network(4, 3, 5)
+    steps = np.arange(7, dtype=np.float32)[:, None]
+    fields = {"strict": [False] * 7, "coding": "levels", "scales": [0.5, 1.0, 2.0], "offset": -1.75}
+    x = n.op("quantize", 0, thresholds=n.keep(steps / 4 - 0.8), **fields)
+    x = n.conv(x, 4, 4, 1, 1, bits=n.bits(1, 4, 4, 1, 1), scales=n.tensor(1, 1))
+    own = np.array([0.1, 0.3, 1.0, 7.0], np.float32)
+    x = n.op("quantize", x, thresholds=n.keep(steps * own - own), **fields)
+    n.conv(x, 2, 4, 3, 3, bits=n.bits(1, 2, 4, 3, 3), scales=n.tensor(1, 2), padding=[1, 1, 1, 1])
+    return n.packed()
+
+
 def pieces() -> Packed:
     """Slices, padding, and binary weights on floats."""
     n = Network(3, 8, 8)
@@ -226,7 +239,7 @@ def pair() -> Packed:
 
 
 def seeds() -> dict[str, Packed]:
-    makers = (residual, pools, levels, pieces, smooth, vector, several, pair)
+    makers = (residual, pools, levels, even, pieces, smooth, vector, several, pair)
     return {make.__name__: make() for make in makers}
 
 
