@@ -15,11 +15,14 @@ from torch import Tensor, nn
 import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d, BinaryLayer, BinaryLinear, binary_layers
+from unflip.methods import lns as lns_module
 from unflip.methods.lns import (
     CHUNK,
     LNS,
+    Learned,
     MappedSign,
     MappingNetwork,
+    mapped_layers,
     sign_agreement,
     unbiased_loss,
     warm_start,
@@ -59,6 +62,12 @@ def float_net() -> nn.Sequential:
 
 def lns_net(**options: Any) -> nn.Module:
     return unflip.binarize(float_net(), "lns", quiet=True, **options)
+
+
+def same_net(**options: Any) -> nn.Module:
+    """Of the same weights every time."""
+    torch.manual_seed(0)
+    return lns_net(**options)
 
 
 # --- the loss -------------------------------------------------------------------------------------------
@@ -688,6 +697,51 @@ def test_warm_start_teaches_f_the_signs_and_touches_nothing_else(options: dict[s
     assert all(p.requires_grad for p in model.parameters())
     assert model.training
     assert all(m.training for m in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore:after 40 steps")
+@pytest.mark.parametrize(
+    ("options", "taught"),
+    [
+        ({"alpha": 0.1}, 0),
+        ({"alpha": 0.0, "labels": "frozen", "loss_on": "after_sign"}, 0),
+        ({"reduction": "sum", "gradient": "clipped"}, 0),
+        ({"rho_plus": 0.02}, 4),
+        ({"loss": "gce"}, 4),
+        ({"statistics": "fixed"}, 4),
+    ],
+    ids=str,
+)
+def test_a_mapping_that_begins_as_another_is_not_taught_again(
+    options: dict[str, Any], taught: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sweep of α one run learns, and the others have what they would have learned, to the bit."""
+    learned: Learned = {}
+    warm_start(same_net(), steps=40, learned=learned)
+    alone, beside = same_net(**options), same_net(**options)
+    reached = warm_start(alone, steps=40)
+    calls, teach = [], lns_module._teach
+    monkeypatch.setattr(lns_module, "_teach", lambda *args: (calls.append(args), teach(*args)))
+    assert warm_start(beside, steps=40, learned=learned) == reached
+    assert len(calls) == taught
+    states = alone.state_dict(), beside.state_dict()
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
+    assert not any(b.untaught for _, _, b in mapped_layers(beside))
+
+
+@pytest.mark.filterwarnings("ignore:after 4. steps")
+def test_other_weights_or_steps_are_taught_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: Learned = {}
+    warm_start(same_net(), steps=40, learned=learned)
+    calls: list[Any] = []
+    monkeypatch.setattr(lns_module, "_teach", lambda *args: calls.append(args))
+    other = same_net()
+    with torch.no_grad():
+        other.get_parameter("5.weight")[0, 0, 0, 0] += 0.01
+    warm_start(other, steps=40, learned=learned)
+    assert len(calls) == 1
+    warm_start(same_net(), steps=41, learned=learned)
+    assert len(calls) == 5
 
 
 def test_warm_start_works_without_gradients_around_it() -> None:

@@ -26,10 +26,11 @@ one of the others of ``noisy_labels.py`` in ℓ̃'s place, and with ``rates="est
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -60,6 +61,7 @@ __all__ = [
     "CHUNK",
     "LNS",
     "FilterNorm",
+    "Learned",
     "MappedSign",
     "MappingNetwork",
     "set_flip_rates",
@@ -68,6 +70,8 @@ __all__ = [
     "unbiased_loss",
     "warm_start",
 ]
+
+Learned = dict[str, dict[str, Tensor]]  # θ after a warm start, by a hash of what it began with
 
 
 class MappedSign(WeightBinarizer):
@@ -336,19 +340,22 @@ def warm_start(
     lr: float = 1e-3,
     agreement: float = 0.9995,
     progress: Callable[[str, float], None] | None = None,
+    learned: Learned | None = None,
 ) -> dict[str, float]:
     """Teach each mapping network the noisy labels with everything else fixed.
 
     f sees the weights and nothing else, so no data are needed. A layer stops when its signs agree with
     the labels on a share of ``agreement``, or after ``steps`` steps of Adam. Returns the agreement
-    reached for each layer; ``progress`` is called with it as each layer ends.
+    reached for each layer; ``progress`` is called with it as each layer ends. ``learned``, kept from one
+    model to the next, has what mapping networks have learned: one that begins as another did is not taught again.
 
     Labels that were frozen earlier are taken anew: the warm start is where supervision begins.
     """
     reached = {}
+    learned = {} if learned is None else learned
     for name, weight, binarizer in mapped_layers(model):
         binarizer.latent_replaced(weight)
-        reached[name] = _fit_mapping(weight.detach(), binarizer, steps, lr, agreement)
+        reached[name] = _fit_mapping(weight.detach(), binarizer, steps, lr, agreement, learned)
         binarizer.untaught = False
         if progress:
             progress(name, reached[name])
@@ -364,19 +371,57 @@ def warm_start(
 
 
 def _fit_mapping(
-    weight: Tensor, binarizer: MappedSign, steps: int, lr: float, agreement: float
+    weight: Tensor,
+    binarizer: MappedSign,
+    steps: int,
+    lr: float,
+    agreement: float,
+    learned: Learned,
 ) -> float:
-    """Adam on the supervision's loss before the sign, over θ alone; in float32 (half is not enough for Adam)."""
+    """In float32: half is not enough for Adam."""
     config, mapping, dtype = binarizer.config, binarizer.mapping, weight.dtype
     if dtype in (torch.float16, torch.bfloat16):
         mapping.float()
         weight = weight.float()
-    norms = [m for m in mapping.modules() if isinstance(m, FilterNorm)]
     labels = binarizer.noisy_labels(weight)
+    beginning = _beginning(weight, labels, binarizer, steps, lr, agreement)
+    if beginning in learned:
+        mapping.load_state_dict(learned[beginning])
+    else:
+        _teach(weight, labels, binarizer, steps, lr, agreement)
+        learned[beginning] = {name: t.clone() for name, t in mapping.state_dict().items()}
+    for norm in _norms(mapping):  # the last forward pass above measured what "fixed" keeps
+        norm.measuring = config.statistics == "filters"
+    mapping.to(dtype)
+    return (sign(mapping(weight.to(dtype)).detach()) == labels).double().mean().item()
+
+
+def _beginning(weight: Tensor, labels: Tensor, binarizer: MappedSign, *how: float) -> str:
+    """A hash of all that decides what a mapping network learns. α is not of that, nor what follows the warm start."""
+    later = ("alpha", "labels", "loss_on", "reduction", "gradient")
+    config = {k: v for k, v in asdict(binarizer.config).items() if k not in later}
+    total = hashlib.sha256(
+        repr((sorted(config.items()), how, weight.dtype, weight.device)).encode()
+    )
+    rates = binarizer.rho_plus, binarizer.rho_minus
+    for tensor in (weight, labels, *rates, *binarizer.mapping.state_dict().values()):
+        total.update(tensor.detach().double().cpu().numpy().tobytes())  # exact, from bfloat16 too
+    return total.hexdigest()
+
+
+def _norms(mapping: nn.Module) -> list[FilterNorm]:
+    return [m for m in mapping.modules() if isinstance(m, FilterNorm)]
+
+
+def _teach(
+    weight: Tensor, labels: Tensor, binarizer: MappedSign, steps: int, lr: float, agreement: float
+) -> None:
+    """Adam on the supervision's loss before the sign, over θ alone."""
+    mapping = binarizer.mapping
     optimizer = torch.optim.Adam(mapping.parameters(), lr=lr)
     check_every = 20  # comparing signs costs a device synchronisation
 
-    for norm in norms:
+    for norm in _norms(mapping):
         norm.measuring = True
     share = 0.0
     for step in range(steps + 1):
@@ -393,7 +438,3 @@ def _fit_mapping(
             parameter.grad = grad
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    for norm in norms:  # the last forward pass above measured what "fixed" keeps
-        norm.measuring = config.statistics == "filters"
-    mapping.to(dtype)
-    return (sign(mapping(weight.to(dtype)).detach()) == labels).double().mean().item()

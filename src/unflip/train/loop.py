@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from unflip import models
 from unflip.data import ImageSet
-from unflip.methods.lns import set_flip_rates, warm_start
+from unflip.methods.lns import Learned, set_flip_rates, warm_start
 from unflip.train import checkpoint as checkpoints
 from unflip.train import distributed, provenance
 from unflip.train.batches import Images
@@ -194,8 +194,9 @@ def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[
         groups = distributed.from_rank_0(_side_by_side(jobs, waiting, how.quiet) if first else None)
         teachers = _teachers([jobs[i] for i in waiting], data, images, how)
         for group, at in groups:
+            learned: Learned = {}  # arms that differ in α begin alike
             runs = [
-                _prepare(jobs[i], data, images, teachers.get(jobs[i].teacher), at, how)
+                _prepare(jobs[i], data, images, teachers.get(jobs[i].teacher), at, how, learned)
                 for i in group
             ]
             if how.tensorboard and first:
@@ -283,12 +284,13 @@ def _prepare(
     teacher: Teacher | None,
     at: tuple[int, int] | None,
     how: How,
+    learned: Learned,
 ) -> Seed:
     model = build_model(job.recipe, data, job.seed).to(how.device)
     if distributed.rank() == 0:
         threads = torch.get_num_threads() if how.device.type == "cpu" else None
         if at is None:  # otherwise a checkpoint brings the weights
-            _first_weights(job, model, data, how)
+            _first_weights(job, model, data, how, learned)
             # Not later: what earlier epochs saw is known to no one.
             provenance.write(job, data, threads)
         elif (before := provenance.keep_threads(job.folder, threads)) and not how.quiet:
@@ -305,7 +307,7 @@ def _prepare(
     return Seed(job.recipe, job.seed, job.folder, learner, len(data.classes))
 
 
-def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None:
+def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How, learned: Learned) -> None:
     """Bring the model to where its first epoch starts."""
     estimated = (
         isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated"
@@ -328,7 +330,7 @@ def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How) -> None
     if options is None:
         return
     tell = None if how.quiet else _layer_by_layer(job.seed)
-    reached = warm_start(model, options.steps, options.lr, options.agreement, tell)
+    reached = warm_start(model, options.steps, options.lr, options.agreement, tell, learned)
     if not how.quiet:
         print(
             f"seed {job.seed}: warm start, signs agree on {min(reached.values()):.4%} "
