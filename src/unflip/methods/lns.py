@@ -405,7 +405,7 @@ def _beginning(weight: Tensor, labels: Tensor, binarizer: MappedSign, *how: floa
     )
     rates = binarizer.rho_plus, binarizer.rho_minus
     for tensor in (weight, labels, *rates, *binarizer.mapping.state_dict().values()):
-        total.update(tensor.detach().double().cpu().numpy().tobytes())  # exact, from bfloat16 too
+        total.update(tensor.detach().cpu().double().numpy().tobytes())  # exact, from bfloat16 too
     return total.hexdigest()
 
 
