@@ -352,7 +352,6 @@ def warm_start(
     Labels that were frozen earlier are taken anew: the warm start is where supervision begins.
     """
     reached = {}
-    learned = {} if learned is None else learned
     for name, weight, binarizer in mapped_layers(model):
         binarizer.latent_replaced(weight)
         reached[name] = _fit_mapping(weight.detach(), binarizer, steps, lr, agreement, learned)
@@ -376,7 +375,7 @@ def _fit_mapping(
     steps: int,
     lr: float,
     agreement: float,
-    learned: Learned,
+    learned: Learned | None,
 ) -> float:
     """In float32: half is not enough for Adam."""
     config, mapping, dtype = binarizer.config, binarizer.mapping, weight.dtype
@@ -384,11 +383,13 @@ def _fit_mapping(
         mapping.float()
         weight = weight.float()
     labels = binarizer.noisy_labels(weight)
-    beginning = _beginning(weight, labels, binarizer, steps, lr, agreement)
-    if beginning in learned:
+    how = weight, labels, binarizer, steps, lr, agreement
+    if learned is None:
+        _teach(*how)
+    elif (beginning := _beginning(*how)) in learned:
         mapping.load_state_dict(learned[beginning])
     else:
-        _teach(weight, labels, binarizer, steps, lr, agreement)
+        _teach(*how)
         learned[beginning] = {name: t.clone() for name, t in mapping.state_dict().items()}
     for norm in _norms(mapping):  # the last forward pass above measured what "fixed" keeps
         norm.measuring = config.statistics == "filters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,8 @@ def report_data(
 
 def _tell_apart(sections: Sequence[dict[str, Any]]) -> None:
     """Sections of one title say in it what they were evaluated on, as far as that differs."""
-    by_title: dict[str, list[dict[str, Any]]] = {}
-    for section in sections:
-        by_title.setdefault(section["title"], []).append(section)
-    for same in by_title.values():
+    for numbers in _of_one_title(sections):
+        same = [sections[i] for i in numbers]
         fields = [f for f in ("data", "evaluated_on") if len({s[f] for s in same}) > 1]
         for section in same if fields else ():
             words = [IMAGES.get(section[field], section[field]) for field in fields]
@@ -96,16 +95,21 @@ def _tell_apart(sections: Sequence[dict[str, Any]]) -> None:
 
 def _name_folders(sections: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
     """Studies of one title on the same images are told apart by their folders: by as little of the path as it takes."""
-    by_title: dict[str, list[tuple[dict[str, Any], Path]]] = {}
-    for section, folder in zip(sections, folders, strict=True):
-        by_title.setdefault(section["title"], []).append((section, folder))
-    for same in by_title.values():
-        paths = [folder.resolve().parts for _, folder in same]
+    for numbers in _of_one_title(sections):
+        paths = [folders[i].resolve().parts for i in numbers]
         depths = range(1, max(map(len, paths)) + 1)
         enough = next((n for n in depths if len({p[-n:] for p in paths}) == len(paths)), None)
-        for (section, _), path in zip(same, paths, strict=True) if len(same) > 1 else ():
+        for i, path in zip(numbers, paths, strict=True):
             if enough:  # else one folder, given twice
-                section["title"] += f" ({'/'.join(path[-enough:])})"
+                sections[i]["title"] += f" ({'/'.join(path[-enough:])})"
+
+
+def _of_one_title(sections: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The numbers of sections that share a title with another."""
+    by_title: dict[str, list[int]] = {}
+    for number, section in enumerate(sections):
+        by_title.setdefault(section["title"], []).append(number)
+    return [numbers for numbers in by_title.values() if len(numbers) > 1]
 
 
 def _title(sections: Sequence[dict[str, Any]]) -> str:
@@ -230,7 +234,7 @@ def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dic
         "start": by_name[arm.start].label if arm.start else None,
         "command": arm.command,
         "yaml": as_yaml(arm.recipe),
-        "own_recipe": arm.command.startswith(f"unflip train {arm.recipe['name']}.yaml"),
+        "own_recipe": _trains_a_file(arm.command, arm.recipe),
         "paper": arm.paper.model_dump() if arm.paper else None,
         "x": arm.x,
         "n": sum(run.accuracy is not None for run in arm.runs),
@@ -333,6 +337,11 @@ def _run_section(
     }
 
 
+def _trains_a_file(command: str, recipe: dict[str, Any]) -> bool:
+    """Whether the command takes the recipe from a file, which the reader then has to save first."""
+    return shlex.split(command)[1:3] == ["train", f"{recipe['name']}.yaml"]
+
+
 def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
     recipe = single.recipe
     accuracies = [run.result["accuracy"] for run in single.runs if run.result]
@@ -344,7 +353,7 @@ def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
         "start": recipe.get("start"),
         "command": command,
         "yaml": as_yaml(recipe),
-        "own_recipe": f"{recipe['name']}.yaml" in command,
+        "own_recipe": _trains_a_file(command, recipe),
         "paper": None,
         "x": None,
         "n": len(accuracies),

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -34,10 +35,11 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 def sigterm_interrupts() -> Callable[[], None]:
     """From now on SIGTERM is as Ctrl-C, until what is returned is called."""
-    return _handle(_interrupt, signal.SIGTERM)
+    return _handle(interrupt, signal.SIGTERM)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None = None) -> NoReturn:
+    """End as Ctrl-C does, and say which signal asked for it."""
     raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
 
 

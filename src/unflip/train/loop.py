@@ -12,9 +12,8 @@ A run lives in a folder ``OUT/seed-N``:
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from unflip.train.batches import Images
 from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
 from unflip.train.flip_rates import flip_rates
-from unflip.train.interrupt import sigterm_as_ctrl_c, stop_signals
+from unflip.train.interrupt import interrupt, sigterm_as_ctrl_c, stop_signals
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe, recipe_in
@@ -194,11 +193,7 @@ def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[
         groups = distributed.from_rank_0(_side_by_side(jobs, waiting, how.quiet) if first else None)
         teachers = _teachers([jobs[i] for i in waiting], data, images, how)
         for group, at in groups:
-            learned: Learned = {}  # arms that differ in α begin alike
-            runs = [
-                _prepare(jobs[i], data, images, teachers.get(jobs[i].teacher), at, how, learned)
-                for i in group
-            ]
+            runs = _prepare([jobs[i] for i in group], data, images, teachers, at, how)
             if how.tensorboard and first:
                 for run in runs:
                     run.open_tensorboard()
@@ -210,7 +205,7 @@ def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[
             for i, result in zip(group, finished, strict=True):
                 results[i] = result
             if stop and first:  # after the last step: these are finished, and no others are begun
-                raise KeyboardInterrupt(f"stopped by {signal.Signals(stop[0]).name}")
+                interrupt(stop[0])
     return results
 
 
@@ -278,13 +273,28 @@ def _teachers(
 
 
 def _prepare(
+    jobs: Sequence[Job],
+    data: ImageSet,
+    images: Images,
+    teachers: Mapping[Path | None, Teacher],
+    at: tuple[int, int] | None,
+    how: How,
+) -> list[Seed]:
+    # Arms that differ in α begin alike; one run alone need not keep what no other asks for.
+    learned: Learned | None = {} if len(jobs) > 1 else None
+    return [
+        _prepare_run(job, data, images, teachers.get(job.teacher), at, how, learned) for job in jobs
+    ]
+
+
+def _prepare_run(
     job: Job,
     data: ImageSet,
     images: Images,
     teacher: Teacher | None,
     at: tuple[int, int] | None,
     how: How,
-    learned: Learned,
+    learned: Learned | None,
 ) -> Seed:
     model = build_model(job.recipe, data, job.seed).to(how.device)
     if distributed.rank() == 0:
@@ -307,7 +317,9 @@ def _prepare(
     return Seed(job.recipe, job.seed, job.folder, learner, len(data.classes))
 
 
-def _first_weights(job: Job, model: nn.Module, data: ImageSet, how: How, learned: Learned) -> None:
+def _first_weights(
+    job: Job, model: nn.Module, data: ImageSet, how: How, learned: Learned | None
+) -> None:
     """Bring the model to where its first epoch starts."""
     estimated = (
         isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated"
@@ -459,7 +471,7 @@ def _run(
                     _save(runs, epoch, step)
                     saved_at = time.monotonic()
                 if stopping:
-                    raise KeyboardInterrupt(f"stopped by {signal.Signals(stop[0]).name}")
+                    interrupt(stop[0])
                 if engine.graph is None:
                     progress.step(epoch, step, steps)
             if how.device.type == "cuda":
