@@ -29,10 +29,10 @@ from sign_conv import microseconds
 from train_speed import DOREFA, random_images, recipe
 from unflip import models
 from unflip.data import ImageSet
+from unflip.data.source import Images
+from unflip.kernels import mapping, mapping_conv
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
-from unflip.train import mapping, mapping_conv
-from unflip.train.batches import Images
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner, build_model
 

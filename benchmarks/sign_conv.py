@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.train import sign_conv, tuning
+from unflip.kernels import tuning
+from unflip.kernels.sign_conv import operator as sign_conv
 
 # channels in and out, height and width of the input, stride
 SHAPES = [(16, 16, 32, 1), (16, 32, 32, 2), (32, 32, 16, 1), (32, 64, 16, 2), (64, 64, 8, 1)]

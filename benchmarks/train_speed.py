@@ -23,8 +23,8 @@ import torch.nn.functional as F
 
 from unflip import models
 from unflip.data import ImageSet
+from unflip.data.source import Images
 from unflip.methods.lns import warm_start
-from unflip.train.batches import Images
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner, build_model
 from unflip.train.recipe import Recipe

@@ -6,6 +6,7 @@ has imported everything, and are otherwise what ``python -m unflip`` is.
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import runpy
@@ -18,6 +19,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from unflip.data import ImageSet
+from unflip.data import load as load_data
+from unflip.runs import checkpoint as checkpoints
 
 COMMAND = Path(__file__).with_name("command.py")
 
@@ -117,3 +122,26 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 def unflip(start: Start) -> Start:
     """Runs the command to its end."""
     return lambda *arguments, **options: start(*arguments, **options).wait()
+
+
+@pytest.fixture(scope="session")
+def digits() -> ImageSet:
+    return load_data("digits", None)
+
+
+@pytest.fixture(scope="session")
+def weights_hash() -> Callable[[Path], str]:
+    """SHA-256 of the model in the newest checkpoint of a run's folder."""
+
+    def digest(folder: Path) -> str:
+        saved, problems = checkpoints.load_latest(folder)
+        assert saved is not None, problems
+        total = hashlib.sha256()
+        names = sorted(name for name in saved.tensors if name.startswith("model."))
+        assert names
+        for name in names:
+            total.update(name.encode())
+            total.update(saved.tensors[name].numpy().tobytes())
+        return total.hexdigest()
+
+    return digest

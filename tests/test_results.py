@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from unflip.cli import app
 from unflip.cli import study as cli
 from unflip.report import render, report_data
+from unflip.runs.run import recipe_difference
 from unflip.study import methods
 from unflip.study.study import Study
 from unflip.train.recipe import Recipe, load_recipe
-from unflip.train.runs import recipe_difference
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"

@@ -25,11 +25,11 @@ from unflip.freeze import freeze
 from unflip.packing.file import read
 from unflip.packing.images import pack_for
 from unflip.packing.reference import evaluate
-from unflip.train import checkpoint as checkpoints
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs.files import read_metrics
 from unflip.train.learner import build_model, model_state
 from unflip.train.loop import train
 from unflip.train.recipe import Recipe, load_recipe
-from unflip.train.saved import read_metrics
 
 RECIPES = ("digits-float", "digits-dorefa", "digits-finetune", "digits-lns")
 LABELS = ("float network", "binary baseline (DoReFa)", "fine-tuning", "LNS")

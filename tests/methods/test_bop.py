@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import unflip
 from unflip import methods
 from unflip.data import load as load_data
+from unflip.data.source import Images
 from unflip.layers import BinaryLinear, binary_layers
 from unflip.methods.bop import Bop
-from unflip.train.batches import Images
 from unflip.train.learner import Learner, build_model
 from unflip.train.recipe import Recipe
 

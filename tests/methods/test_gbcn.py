@@ -9,9 +9,9 @@ from torch import Tensor
 import unflip
 from unflip import methods
 from unflip.data import load as load_data
+from unflip.data.source import Images
 from unflip.layers import BinaryConv2d, BinaryLayer, BinaryLinear
 from unflip.methods.gbcn import GBCN, GRADIENT_SHARE, GeneticSign
-from unflip.train.batches import Images
 from unflip.train.learner import Learner, build_model
 from unflip.train.recipe import Recipe
 

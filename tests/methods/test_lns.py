@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import unflip
 from unflip import methods
+from unflip.kernels.mapping import shared_predictions
 from unflip.layers import BinaryConv2d, BinaryLayer, BinaryLinear, binary_layers
 from unflip.methods import lns as lns_module
 from unflip.methods.lns import (
@@ -27,7 +28,6 @@ from unflip.methods.lns import (
     unbiased_loss,
     warm_start,
 )
-from unflip.train.mapping import shared_predictions
 
 OTHERS = [name for name in methods.names() if name != "lns"]
 BASES = [name for name in OTHERS if methods.get(name).unfit_for_lns is None]

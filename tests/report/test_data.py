@@ -26,8 +26,8 @@ from unflip.report.signs import (
     _layer_kernels,
     _seed,
 )
+from unflip.runs import checkpoint as checkpoints
 from unflip.ste import sign
-from unflip.train import checkpoint as checkpoints
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import Recipe, load_recipe
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs.checkpoint import Checkpoint
 from unflip.study import report, task
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study
-from unflip.train import checkpoint as checkpoints
-from unflip.train.checkpoint import Checkpoint
 from unflip.train.loop import Job, TrainingStopped
 from unflip.train.recipe import load_recipe
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from unflip.report import report_data
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs.checkpoint import Checkpoint, CheckpointError
 from unflip.study import study as core
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study, next_batch, run_study, write_tables
 from unflip.study.task import Task
-from unflip.train import checkpoint as checkpoints
-from unflip.train.checkpoint import Checkpoint, CheckpointError
 from unflip.train.recipe import load_recipe
 
 OnDigits = Callable[..., Study]

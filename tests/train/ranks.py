@@ -14,8 +14,8 @@ from torch import nn
 from unflip import binarize
 from unflip.data import ImageSet
 from unflip.data import load as load_data
+from unflip.data.source import Images
 from unflip.train import distributed, load_recipe, train
-from unflip.train.batches import Images
 from unflip.train.learner import Learner
 
 CPU = torch.device("cpu")

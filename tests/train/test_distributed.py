@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from unflip.train import checkpoint as checkpoints
+from unflip.runs import checkpoint as checkpoints
 from unflip.train import distributed, load_recipe
 
 RANKS = Path(__file__).with_name("ranks.py")

@@ -19,11 +19,14 @@ from torch._dynamo.utils import counters
 
 from unflip import auxiliary_loss, binarize, layers, methods
 from unflip.data import ImageSet
+from unflip.data.source import Images
+from unflip.kernels import nvrtc, tuning
+from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
+from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.layers import binary_layers
 from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
 from unflip.train import engine as engines
-from unflip.train import load_recipe, nvrtc, sign_conv, sign_conv_cuda, tuning
-from unflip.train.batches import Images
+from unflip.train import load_recipe
 from unflip.train.engine import Engine, check_straight_through
 from unflip.train.learner import Learner, build_model
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import unflip
 from unflip.data import ImageSet
+from unflip.data.source import Images
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign, set_flip_rates
-from unflip.train.batches import Images
 from unflip.train.flip_rates import (
     FlipRates,
     estimate_rates,

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from unflip import models
 from unflip.data import ImageSet
-from unflip.train import checkpoint as checkpoints
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs.checkpoint import CheckpointError
+from unflip.runs.run import find_runs
 from unflip.train import load_recipe, loop, train, train_together
-from unflip.train.checkpoint import CheckpointError
 from unflip.train.engine import Engine
+from unflip.train.live_run import Seed
 from unflip.train.recipe import Recipe
-from unflip.train.runs import find_runs
-from unflip.train.seed import Seed
 
 Start = Callable[..., Any]
 Hash = Callable[[Path], str]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from unflip.data import ImageSet
+from unflip.data.source import Images
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign, warm_start
-from unflip.train.batches import Images
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner, build_model, load_start
 from unflip.train.recipe import Recipe, RecipeError, Schedule, load_recipe, recipe_names

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from unflip.data import ImageSet
+from unflip.data.source import Images
 from unflip.train import load_recipe, teacher, train
-from unflip.train.batches import Images
 from unflip.train.learner import Learner, Objective, build_model, divergence
 from unflip.train.recipe import Distill, Recipe
 from unflip.train.teacher import Teacher, load_teacher

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from unflip.data import ImageSet
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs.checkpoint import CheckpointError
 from unflip.study.compare import compare
-from unflip.train import checkpoint as checkpoints
 from unflip.train import load_recipe, train
-from unflip.train.checkpoint import CheckpointError
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import RecipeError
 

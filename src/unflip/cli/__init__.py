@@ -22,12 +22,12 @@ from unflip.cost import Cost
 from unflip.cost import cost as count_cost
 from unflip.data import ImageSet
 from unflip.data import load as load_data
+from unflip.runs.checkpoint import CheckpointError
+from unflip.runs.run import find_runs
 from unflip.train import distributed
-from unflip.train.checkpoint import CheckpointError
 from unflip.train.loop import TrainingStopped
 from unflip.train.loop import train as train_recipe
 from unflip.train.recipe import Recipe, load_recipe, named_in, recipe_names, run_name
-from unflip.train.runs import find_runs
 from unflip.train.weights import is_weights
 from unflip.uses import ModuleMissing, use
 

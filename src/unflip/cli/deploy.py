@@ -14,8 +14,8 @@ from unflip.data import load as load_data
 from unflip.packing.describe import Description, describe
 from unflip.packing.file import read, sha256
 from unflip.packing.images import pack_for
-from unflip.train import checkpoint as checkpoints
-from unflip.train import provenance
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs import provenance
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import recipe_in
 

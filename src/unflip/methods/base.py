@@ -206,7 +206,7 @@ class InputBinarizer(Numbers):
 
     bits: int = 1  # bit planes of the result; 32 means the input stays float
     unit: bool = True  # every value is -1, 0 or +1, so that sums of products are integers
-    fused_as: str | None = None  # "pm1" or "01": what train/sign_conv.py knows this binarizer as
+    fused_as: str | None = None  # "pm1" or "01": what kernels/sign_conv knows this binarizer as
 
     def deployed(self) -> InputBinarizer:
         """What a frozen layer keeps: the same function, without what only training needs."""

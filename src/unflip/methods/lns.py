@@ -123,7 +123,7 @@ class MappedSign(WeightBinarizer):
         return code
 
     def predict(self, weight: Tensor) -> Tensor:
-        """q̂ = f(W); computed once a step where the training loop shares it (``train/mapping.py``)."""
+        """q̂ = f(W); computed once a step where the training loop shares it (``kernels/mapping.py``)."""
         if self.shared is None:
             return self.mapping(weight)
         if not self.shared:

@@ -22,11 +22,11 @@ from unflip.report.read import (
     run_folders,
 )
 from unflip.report.signs import CHANNELS, Comparison, seed_list
+from unflip.runs.command import as_yaml, train_command
+from unflip.runs.provenance import PARTS
 from unflip.study.paper import reference_of
 from unflip.study.summary import difference_in_common
 from unflip.study.table import override_words
-from unflip.train.command import as_yaml, train_command
-from unflip.train.provenance import PARTS
 from unflip.train.recipe import run_name
 
 FORMAT = 1

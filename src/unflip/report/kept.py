@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from unflip.report.read import ReportError, explain, read_json
-from unflip.train.checkpoint import write_atomically
+from unflip.runs.checkpoint import write_atomically
 
 NAME = "signs.json.gz"
 FORMAT = 1

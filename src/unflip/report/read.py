@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from unflip.train import provenance
-from unflip.train.provenance import PARTS
-from unflip.train.saved import WHAT_TO_DO, read_metrics, refuse_other_seed
+from unflip.runs import provenance
+from unflip.runs.files import WHAT_TO_DO, read_metrics, refuse_other_seed
+from unflip.runs.provenance import PARTS
 
 SEED_FOLDER = re.compile(r"seed-(\d+)")
 

@@ -21,9 +21,9 @@ from unflip.methods.lns import MappedSign
 from unflip.report import kept as kept_signs
 from unflip.report.curves import rounded
 from unflip.report.read import SEED_FOLDER
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs import provenance
 from unflip.ste import sign
-from unflip.train import checkpoint as checkpoints
-from unflip.train import provenance
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import Recipe
 

@@ -26,11 +26,11 @@ import torch
 from unflip import models
 from unflip.cost import cost
 from unflip.data import ImageSet
-from unflip.train import checkpoint as checkpoints
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs.files import read_saved
 from unflip.train.learner import build_model
 from unflip.train.loop import TrainingStopped, train
 from unflip.train.recipe import Recipe
-from unflip.train.saved import read_saved
 
 Widths = tuple[float, ...]
 Fitness = Callable[

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unflip.study.task import Task
-from unflip.train.interrupt import sigterm_interrupts
+from unflip.train.signals import sigterm_interrupts
 
 
 class Cluster:

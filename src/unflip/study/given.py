@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs import provenance
+from unflip.runs.run import seed_folder
 from unflip.study import record
 from unflip.study.arm import Arm
-from unflip.train import checkpoint as checkpoints
-from unflip.train import provenance
 from unflip.train.recipe import Data, Recipe, load_recipe, recipe_names
-from unflip.train.runs import seed_folder
 
 
 def check_weights(arm: Arm, runs: Sequence[Path]) -> None:

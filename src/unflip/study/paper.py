@@ -15,11 +15,11 @@ import torch
 
 from unflip import models
 from unflip.layers import binary_layers
+from unflip.runs.files import read_saved
 from unflip.study import record
 from unflip.study.arm import Arm, Draft, Paper, make_arms, options
 from unflip.study.study import Study
 from unflip.train.recipe import Data, Recipe, load_recipe, recipe_in
-from unflip.train.saved import read_saved
 
 DOREFA, FINETUNE, MAPPING, LNS = (
     f"cifar10-resnet20-{name}" for name in ("dorefa", "finetune", "mapping", "lns")

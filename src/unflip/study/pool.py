@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from unflip.study.task import Task
-from unflip.train.interrupt import sigterm_interrupts
+from unflip.train.signals import sigterm_interrupts
 
 LOG = "train.log"
 

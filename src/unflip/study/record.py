@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unflip.train import checkpoint as checkpoints
-from unflip.train.checkpoint import CheckpointError
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs.checkpoint import CheckpointError
+from unflip.runs.files import read_metrics, read_saved, refuse_other_seed
+from unflip.runs.run import recipe_difference
 from unflip.train.recipe import Recipe
-from unflip.train.runs import recipe_difference
-from unflip.train.saved import read_metrics, read_saved, refuse_other_seed
 
 STOPPED = "stopped.json"  # beside the run's other files: it is not run again
 

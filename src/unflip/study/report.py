@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unflip.runs import checkpoint as checkpoints
 from unflip.study.figures import draw
 from unflip.study.summary import summarize
 from unflip.study.table import table
-from unflip.train import checkpoint as checkpoints
 
 if TYPE_CHECKING:
     from unflip.study.study import Study

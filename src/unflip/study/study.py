@@ -22,15 +22,15 @@ import torch
 
 from unflip.data import ImageSet, load
 from unflip.hints import known
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs import provenance
 from unflip.study import given, record
 from unflip.study.arm import Arm
 from unflip.study.record import Record
 from unflip.study.report import write_report
 from unflip.study.task import Task, train_jobs
-from unflip.train import checkpoint as checkpoints
-from unflip.train import provenance
-from unflip.train.interrupt import sigterm_as_ctrl_c
 from unflip.train.loop import Job, check_device
+from unflip.train.signals import sigterm_as_ctrl_c
 
 ENGINES = ("together", "pool", "ray")
 Report = Callable[["Study", bool], dict[str, Any]]  # True: nothing is left

@@ -12,8 +12,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from unflip import __version__
+from unflip.runs.command import train_command
 from unflip.study.arm import Arm
-from unflip.train.command import train_command
 
 if TYPE_CHECKING:
     from unflip.study.study import Study

@@ -13,17 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from unflip import layers, methods
+from unflip.kernels import mapping, mapping_conv, norm, stem_conv, tuning
+from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
+from unflip.kernels.sign_conv import operator as sign_conv
+from unflip.kernels.sign_conv import triton_kernels as sign_conv_triton
 from unflip.layers import binary_layers, inside_binarizer
-from unflip.train import (
-    mapping,
-    mapping_conv,
-    norm,
-    sign_conv,
-    sign_conv_cuda,
-    sign_conv_triton,
-    stem_conv,
-    tuning,
-)
 from unflip.train.learner import Learner
 from unflip.train.recipe import Recipe
 

@@ -40,8 +40,8 @@ from torch import Tensor, nn
 
 from unflip.binarize import signs
 from unflip.data import ImageSet
+from unflip.data.source import Images, mix
 from unflip.layers import binary_layers
-from unflip.train.batches import Images, mix
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner
 from unflip.train.recipe import Recipe, Schedule

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from unflip import methods, models
 from unflip.binarize import load_twin
 from unflip.data import ImageSet
+from unflip.data.source import Images, mix
+from unflip.kernels import stem_conv
+from unflip.kernels.mapping import shared_predictions
 from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epoch
 from unflip.methods.lns import trust_mappings
-from unflip.train import distributed, stem_conv
-from unflip.train.batches import Images, mix
-from unflip.train.mapping import shared_predictions
+from unflip.train import distributed
 from unflip.train.recipe import Distill, Recipe
 
 # Multiplies the loss so that float16 gradients do not underflow; divided out before the optimizer.

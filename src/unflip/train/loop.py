@@ -24,23 +24,24 @@ from torch import Tensor, nn
 
 from unflip import models
 from unflip.data import ImageSet
+from unflip.data.source import Images
 from unflip.methods.lns import Learned, set_flip_rates, warm_start
-from unflip.train import checkpoint as checkpoints
-from unflip.train import distributed, provenance
-from unflip.train.batches import Images
-from unflip.train.checkpoint import CheckpointError
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs import provenance
+from unflip.runs.checkpoint import CheckpointError
+from unflip.runs.files import read_saved, refuse_other_seed
+from unflip.runs.run import leave_nothing_behind, lock, recipe_difference, seed_folder
+from unflip.train import distributed
 from unflip.train.engine import Engine
 from unflip.train.flip_rates import flip_rates
-from unflip.train.interrupt import interrupt, sigterm_as_ctrl_c, stop_signals
+from unflip.train.gpu_lock import take_turn
+from unflip.train.health import TrainingStopped
 from unflip.train.learner import Learner, build_model, load_start
+from unflip.train.live_run import Seed
 from unflip.train.progress import Progress
 from unflip.train.recipe import Recipe, recipe_in
-from unflip.train.runs import leave_nothing_behind, lock, recipe_difference, seed_folder
-from unflip.train.saved import read_saved, refuse_other_seed
-from unflip.train.seed import Seed
+from unflip.train.signals import interrupt, sigterm_as_ctrl_c, stop_signals
 from unflip.train.teacher import Teacher, load_teacher
-from unflip.train.turn import take_turn
-from unflip.train.watch import TrainingStopped
 from unflip.train.weights import ACCEPTED, HOW, is_weights, load_weights
 
 __all__ = ["Job", "TrainingStopped", "train", "train_together"]

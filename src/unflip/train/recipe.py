@@ -27,7 +27,7 @@ from unflip import methods, models
 from unflip.data import KNOWN as KNOWN_DATA
 from unflip.data import ImageSet
 from unflip.hints import known
-from unflip.train.saved import read_saved
+from unflip.runs.files import read_saved
 from unflip.train.weights import ACCEPTED, HOW, OTHERS, is_weights
 from unflip.uses import use
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from unflip.data import ImageSet
-from unflip.train import checkpoint as checkpoints
-from unflip.train import provenance
-from unflip.train.batches import Images
+from unflip.data.source import Images
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs import provenance
+from unflip.runs.files import read_saved
 from unflip.train.learner import build_model, model_state
 from unflip.train.recipe import Recipe
-from unflip.train.saved import read_saved
 
 MOST_BYTES = 8 * 2**30
 BATCH = 2000

@@ -1,0 +1,136 @@
+"""What the tests of the GPU kernels share."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from unflip.kernels import nvrtc
+
+
+@pytest.fixture
+def compile_for_sm_90() -> Callable[..., None]:
+    """Compile a Triton kernel for a GPU that is not there: the interpreter takes Python that the compiler refuses."""
+    triton = pytest.importorskip("triton")
+    compiler = pytest.importorskip("triton.compiler")
+    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+
+    def compile_it(
+        kernel: Any, constants: dict[str, Any], kinds: dict[str, str], **options: int
+    ) -> None:
+        """``kinds``: of arguments that are no constants, and as "" of all others."""
+        signature = {
+            name: "constexpr" if name in constants else kinds.get(name, kinds[""])
+            for name in kernel.arg_names
+        }
+        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        source = compiler.ASTSource(kernel, signature, places)
+        assert triton.compile(source, target=target, options=options).asm["ptx"]
+
+    return compile_it
+
+
+@pytest.fixture
+def in_the_interpreter() -> Callable[[str], None]:
+    """Run a file of kernel tests in a process of its own: Triton's interpreter is chosen before Triton is imported."""
+
+    def run(file: str) -> None:
+        pytest.importorskip("triton")
+        pytest.importorskip("numpy")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+    return run
+
+
+class Launch(ctypes.Structure):
+    """How ``warp_emulator.h`` launches a kernel, and what it counts."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_uint),
+        ("late_copies", ctypes.c_int),
+        ("backwards", ctypes.c_int),
+        ("arguments", ctypes.c_uint64 * 8),
+        ("bytes", ctypes.c_uint64 * 8),
+        ("ldmatrix", ctypes.c_int64),
+        ("mma", ctypes.c_int64),
+        ("wavefronts", ctypes.c_int64),
+        ("copy_conflicts", ctypes.c_int64),
+    )
+
+
+class Emulated:
+    """Kernels that are compiled for a CPU."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+
+    def __call__(
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        threads: int,
+        shared_bytes: int,
+        arguments: list[Tensor | int],
+        late_copies: bool = True,
+        backwards: bool = False,
+    ) -> Launch:
+        """Runs a kernel. Any problem is an AssertionError that says what it was."""
+        launch = Launch(grid, threads, shared_bytes, late_copies, backwards)
+        for i, argument in enumerate(arguments):
+            if isinstance(argument, Tensor):
+                launch.arguments[i] = argument.data_ptr()
+                launch.bytes[i] = argument.numel() * argument.element_size()
+            else:
+                launch.arguments[i] = argument
+        function = getattr(self.library, name)
+        function.restype = ctypes.c_char_p
+        problem = function(ctypes.byref(launch)).decode()
+        assert not problem, problem
+        return launch
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Emulated]:
+    """Compile CUDA C++ with g++ against ``warp_emulator.h``. The source may include our kernels; what it has to define
+    are functions of a launch: ``extern "C" const char* NAME(emulator::Launch& launch)``.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile kernels for the CPU")
+    folder = tmp_path_factory.mktemp("emulated")
+    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+    options += [f"-I{Path(__file__).parent}", f"-I{nvrtc.HERE}"]
+    built: dict[str, Emulated] = {}
+
+    def build(source: str) -> Emulated:
+        if source not in built:
+            library = folder / f"{len(built)}.so"
+            done = subprocess.run(
+                [compiler, *options, "-x", "c++", "-", "-o", str(library)],
+                input='#include "warp_emulator.h"\n' + source,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr
+            built[source] = Emulated(library)
+        return built[source]
+
+    return build

@@ -1,0 +1,219 @@
+"""JSON that was damaged: the error names the file, and what it says to do works."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unflip.cli.deploy import pack
+from unflip.data import ImageSet
+from unflip.report.read import ReportError, read_run
+from unflip.runs import checkpoint as checkpoints
+from unflip.runs.checkpoint import CheckpointError
+from unflip.runs.files import WHAT_TO_DO, read_metrics, read_saved
+from unflip.runs.run import find_runs
+from unflip.study import record
+from unflip.train import load_recipe, train
+
+TINY = ["model.width=2", "data.validation=1200", "batch_size=64", "epochs=2", "allow_no_flips=true"]
+BASE, TUNED = (load_recipe(name, TINY) for name in ("digits-dorefa", "digits-finetune"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, digits: ImageSet) -> Path:
+    out = tmp_path_factory.mktemp("finished")
+    train(BASE, digits, out, quiet=True, device="cpu", checkpoint_seconds=0)
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A finished run to damage."""
+    return Path(shutil.copytree(finished, tmp_path / "base"))
+
+
+@pytest.mark.parametrize("name", WHAT_TO_DO)
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "Expecting value"),
+        (b'{"recipe": {', "Expecting property name"),
+        (b"[1]", "holds list, not an object"),
+        (b'{"recipe": 1}', "it has no seed"),
+        (b"\xff\xfe", "can't decode byte"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(
+    tmp_path: Path, name: str, data: bytes, why: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        read_saved(path, "recipe", "seed")
+    message = str(caught.value)
+    assert message.startswith(f"{path} is damaged: ")
+    assert why in message
+    assert message.endswith(WHAT_TO_DO[name])
+
+
+def test_a_whole_one_is_read(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"epochs": 3, "accuracy": 90}')
+    assert read_saved(tmp_path / "result.json", "epochs") == {"epochs": 3, "accuracy": 90}
+
+
+@pytest.mark.parametrize("copied", ["", "result.json"], ids=["all of it", "its result"])
+def test_a_seed_that_was_copied_is_not_another(run: Path, digits: ImageSet, copied: str) -> None:
+    """Two seeds with the same figures would be one run, counted twice."""
+    seeds = {"seeds": (0, 1), "quiet": True, "device": "cpu"}
+    if copied:
+        train(BASE, digits, run, **seeds)
+        shutil.copy(run / "seed-0" / copied, run / "seed-1")
+    else:
+        shutil.copytree(run / "seed-0", run / "seed-1")
+    said = rf"{copied or 'recipe.json'} is of seed 0, and the folder is seed 1's: .*Delete"
+    with pytest.raises(ValueError, match=said):
+        train(BASE, digits, run, **seeds)
+    with pytest.raises(ReportError, match=said):
+        read_run(run / "seed-1")
+    shutil.rmtree(run / "seed-1")  # as it says
+    zero, one = train(BASE, digits, run, **seeds)
+    assert (zero["seed"], one["seed"]) == (0, 1)
+    assert zero["loss"] != one["loss"]
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "result.json"])
+def test_a_start_with_a_damaged_file(
+    run: Path, tmp_path: Path, digits: ImageSet, name: str
+) -> None:
+    path = run / "seed-0" / name
+    path.write_text('{"reci')
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        train(TUNED, digits, tmp_path / "tuned", start=run, quiet=True, device="cpu")
+    assert str(path) in str(caught.value)
+    assert "run the same command again" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+@pytest.mark.parametrize("name", ["recipe.json", "result.json", "stopped.json"])
+def test_whoever_reads_it_names_it(run: Path, digits: ImageSet, name: str, text: str) -> None:
+    path = run / "seed-0" / name
+    path.write_text(text)
+    readers: dict[str, list[Callable[[], object]]] = {
+        "recipe.json": [
+            lambda: train(BASE, digits, run, quiet=True, device="cpu"),
+            lambda: record.difference(path.parent, BASE),
+            lambda: pack(run, run / "network.unflip"),
+        ],
+        "result.json": [
+            lambda: train(BASE, digits, run, quiet=True, device="cpu"),
+            lambda: record.read(path.parent, 0),
+        ],
+        "stopped.json": [lambda: record.stop_reason(path.parent)],
+    }
+    if name == "stopped.json":
+        (path.parent / "result.json").unlink()
+    for reads in readers[name]:
+        with pytest.raises(ValueError, match="is damaged") as caught:
+            reads()
+        assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "result.json"])
+def test_what_the_message_says_brings_it_back(run: Path, digits: ImageSet, name: str) -> None:
+    folder = run / "seed-0"
+    before = {f: json.loads((folder / f).read_text()) for f in ("recipe.json", "result.json")}
+    metrics = (folder / "metrics.jsonl").read_text()
+    (folder / name).unlink()
+    (folder / "result.json").unlink(missing_ok=True)
+    [result] = train(BASE, digits, run, quiet=True, device="cpu")
+    assert result["accuracy"] == before["result.json"]["accuracy"]
+    assert json.loads((folder / "recipe.json").read_text()) == before["recipe.json"]
+    assert (folder / "metrics.jsonl").read_text() == metrics
+
+
+def test_a_damaged_last_line_of_a_run_that_lacks_its_result(run: Path, digits: ImageSet) -> None:
+    folder = run / "seed-0"
+    path, result = folder / "metrics.jsonl", folder / "result.json"
+    first, last = path.read_text().splitlines()
+    result.unlink()
+
+    path.write_text(f"{first}\n{last[:9]}\n")
+    with pytest.raises(CheckpointError) as caught:
+        train(BASE, digits, run, quiet=True, device="cpu")
+    assert f"{path} has no line of epoch 2" in str(caught.value)
+    epoch, step = checkpoints.available(folder)[-1]
+    for newest in folder.glob(f"checkpoint-{epoch:05d}-{step:06d}.*"):
+        newest.unlink()
+    train(BASE, digits, run, quiet=True, device="cpu")  # what the message says
+    assert result.exists()
+    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def line(epoch: int, **others: object) -> bytes:
+    return json.dumps({"epoch": epoch, "loss": 1, "accuracy": 9, "seconds": 1} | others).encode()
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("cut", [b"{", b'{"epoch": 3, "lo', b"\0\0\0", b"\xff", b'{"epoch": 3}'])
+def test_a_last_line_cut_short_is_left_out(tmp_path: Path, cut: bytes, end: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join([line(1), line(2), cut]) + end)
+    assert [found["epoch"] for found in read_metrics(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("cut", [b"{", b"[]", b"2", b"\0\0\0", b"\xff", b'{"epoch": 2}'])
+def test_a_damaged_line_before_the_last_is_named(run: Path, cut: bytes) -> None:
+    """By all who speak of the run; a list of runs shows it with what is left."""
+    folder = run / "seed-0"
+    path = folder / "metrics.jsonl"
+    path.write_bytes(b"\n".join([line(1, accuracy=50), cut, line(3)]) + b"\n")
+    says = f"{path} is damaged: line 2 should be an object with epoch, loss, accuracy, seconds. Put"
+    for read in (lambda: record.read(folder, 0), lambda: read_run(folder)):
+        with pytest.raises(ValueError, match="is damaged") as caught:
+            read()
+        assert str(caught.value).startswith(says)
+    (folder / "result.json").rename(run / "aside")  # else the list goes by it
+    assert [(found.epoch, found.accuracy) for found in find_runs(run)] == [(3, 9)]
+    (run / "aside").rename(folder / "result.json")
+    path.write_bytes(b"\n".join([line(1, accuracy=50), line(3)]) + b"\n")  # as the message says
+    found = record.read(folder, 0)
+    assert found is not None
+    assert found.best_accuracy is not None
+    assert found.best_accuracy >= 50
+
+
+def test_a_run_with_a_damaged_line_goes_on_and_says_which_epoch_is_lost(
+    run: Path, digits: ImageSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run / "seed-0"
+    path, result = folder / "metrics.jsonl", folder / "result.json"
+    last = path.read_bytes().splitlines()[-1]
+    result.unlink()
+    path.write_bytes(b'{"epoch": 1, "lo\n' + last + b"\n")
+    assert record.read(folder, 0) is None, "it is not over: what is damaged is nobody's yet"
+    train(BASE, digits, run, device="cpu")
+    assert f"warning: {path} has lost its lines of epochs 1\n" in capsys.readouterr().out
+    assert [found["epoch"] for found in read_metrics(path)] == [2]
+
+
+def test_a_result_without_a_number_is_damaged(run: Path) -> None:
+    folder = run / "seed-0"
+    path = folder / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": None}))
+    with pytest.raises(
+        ValueError, match=r"damaged: its accuracy is None, not a number\. Delete it"
+    ):
+        record.read(folder, 0)
+    assert [found.state for found in find_runs(run)] == ["damaged"]
+
+
+def test_a_list_of_runs_shows_one_whose_recipe_is_damaged(run: Path) -> None:
+    (run / "seed-0/recipe.json").write_text("{")
+    [found] = find_runs(run)
+    assert (found.seed, found.state) == (0, "damaged")
+    (run / "seed-0/metrics.jsonl").unlink()
+    assert find_runs(run) == [], "something else's recipe.json"

@@ -1,0 +1,104 @@
+"""Turns at a GPU: one process at a time trains, and whatever ends it gives the turn back."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from unflip.data import load
+from unflip.train.engine import Engine
+from unflip.train.gpu_lock import take_turn
+from unflip.train.loop import train
+from unflip.train.recipe import load_recipe
+
+
+def held(path: Path) -> bool:
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_turn_is_exclusive(tmp_path: Path) -> None:
+    path, inside, most = tmp_path / "turn", list[int](), list[int]()
+
+    def work() -> None:
+        for _ in range(3):
+            with take_turn(path):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.01)
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 9
+
+
+def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "turn"
+
+    def work() -> None:
+        with take_turn(path):
+            assert held(path)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert not held(path)
+
+
+def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
+    path = tmp_path / "turn"
+    with (
+        take_turn(path),
+        pytest.raises(KeyboardInterrupt, match="waiting for a turn"),
+        take_turn(path, stop=[15]),
+    ):
+        pass
+
+
+def test_no_one_to_wait_for() -> None:
+    with take_turn(None):
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_holds_the_turn_while_epochs_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    path, seen, step = tmp_path / "turn", list[bool](), Engine.step
+    made = Engine.__init__
+
+    def watched_make(engine: Engine, *args: object, **options: object) -> None:
+        made(engine, *args, **options)  # type: ignore[arg-type]
+        seen.append(path.exists() and held(path))
+
+    def watched_step(engine: Engine) -> None:
+        seen.append(held(path))
+        if fails:
+            raise ZeroDivisionError
+        step(engine)
+
+    monkeypatch.setattr(Engine, "__init__", watched_make)
+    monkeypatch.setattr(Engine, "step", watched_step)
+    small = ["epochs=1", "model.width=2", "data.validation=1200", "allow_no_flips=true"]
+    recipe = load_recipe("digits-dorefa", small)
+    try:
+        train(recipe, load("digits"), tmp_path, device="cpu", turn=path, quiet=True)
+    except ZeroDivisionError:
+        assert fails
+    compiled, *steps = seen
+    assert not compiled, "compiling needs no turn"
+    assert steps
+    assert all(steps)
+    assert not held(path)
