@@ -1,33 +1,26 @@
-"""Everything the page shows, as one JSON value. The same folders give the same value: nothing is asked of the clock."""
+"""Everything that the page shows, as one JSON value. The same folders give the same value: the clock is not read."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from unflip import __version__
+from unflip.recipes.command import as_yaml, with_seeds
+from unflip.recipes.load import run_name
 from unflip.report.curves import curves, mean_and_std
-from unflip.report.read import (
-    ReportError,
-    Run,
-    Study,
-    StudyArm,
-    TTest,
-    is_study,
-    read_run,
-    read_study,
-    refuse,
-    run_folders,
+from unflip.report.sign_changes import CHANNELS, Pair, SignChanges
+from unflip.report.study_section import (
+    is_float,
+    made_with,
+    run_of_seed,
+    study_section,
+    trains_a_file,
 )
-from unflip.report.signs import CHANNELS, Comparison, seed_list
-from unflip.runs.command import as_yaml, train_command
-from unflip.runs.provenance import PARTS
-from unflip.study.paper import reference_of
-from unflip.study.summary import difference_in_common
-from unflip.study.table import override_words
-from unflip.train.recipe import run_name
+from unflip.runs.run import Run
+from unflip.study.summary import NAME as STUDY_FILE
+from unflip.study.summary import Summary
 
 FORMAT = 1
 IMAGES = {"test": "test images", "validation": "held-out images"}
@@ -44,32 +37,33 @@ def report_data(
 ) -> dict[str, Any]:
     """The page's data: a section for each study, and one for the runs of each data set.
 
-    ``baseline`` is the run that single runs are compared with; without it, the folder beside a run that is
-    called what its recipe starts from, which is where ``unflip train`` puts it. ``filters`` of each layer are
-    shown weight by weight. ``date`` is shown as it is. ``keep_signs`` writes what was found of changed signs into
-    the folder of each finished run that has its checkpoint, for reports without it.
+    ``baseline`` is the run that single runs are compared with; without it, the folder beside a run that has the name of
+    its recipe's start, which is where ``unflip train`` puts it. ``filters`` of each layer are shown weight by weight.
+    ``date`` is shown as it is. ``keep_signs`` writes the changed signs into the folder of each finished run that has
+    its checkpoint, for reports without it.
     """
     if not sources:
-        raise ReportError("no folder given: a report is made of at least one run or study")
-    if baseline is not None and not run_folders(baseline):
-        raise ReportError(f"baseline {baseline} is not a run: no recipe.json and no seed-N folder")
-    comparison = Comparison(filters, keep_signs)
+        raise ValueError("no folder given: a report needs at least one run or study")
+    if baseline is not None and not Run.seeds_of(baseline):
+        raise ValueError(
+            f"baseline {baseline} is not a run: it has neither a recipe.json nor seed-N folders"
+        )
+    changes = SignChanges(filters, keep_signs)
     singles: list[_Single] = []
     sections = []
-    studies = [source for source in sources if is_study(source)]
+    studies = [source for source in sources if (source / STUDY_FILE).is_file()]
     for source in sources:
         if source in studies:
-            sections.append(_study_section(source, read_study(source), comparison))
-        elif run_folders(source):
+            sections.append(study_section(source, Summary.read(source), changes))
+        elif Run.seeds_of(source):
             singles.append(_Single(source, baseline))
         else:
-            raise refuse(source)
+            raise _neither(source)
     if baseline is not None and not singles:
-        raise ReportError(
-            f"baseline {baseline} is for runs given by themselves, and here are studies alone, which know their own: "
-            "leave it out"
+        raise ValueError(
+            f"baseline {baseline} is for single runs, but only studies were given, which know their own: leave it out"
         )
-    sections += _run_sections(singles, comparison)
+    sections += _run_sections(singles, changes)
     _tell_apart(sections)
     _name_folders(sections[: len(studies)], studies)
     return {
@@ -84,7 +78,7 @@ def report_data(
 
 
 def _tell_apart(sections: Sequence[dict[str, Any]]) -> None:
-    """Sections of one title say in it what they were evaluated on, as far as that differs."""
+    """Add the data set or the kind of images to titles that several sections share, if these differ."""
     for numbers in _of_one_title(sections):
         same = [sections[i] for i in numbers]
         fields = [f for f in ("data", "evaluated_on") if len({s[f] for s in same}) > 1]
@@ -94,7 +88,7 @@ def _tell_apart(sections: Sequence[dict[str, Any]]) -> None:
 
 
 def _name_folders(sections: Sequence[dict[str, Any]], folders: Sequence[Path]) -> None:
-    """Studies of one title on the same images are told apart by their folders: by as little of the path as it takes."""
+    """Add the folder to titles that several studies share: as little of the path as tells them apart."""
     for numbers in _of_one_title(sections):
         paths = [folders[i].resolve().parts for i in numbers]
         depths = range(1, max(map(len, paths)) + 1)
@@ -113,7 +107,7 @@ def _of_one_title(sections: Sequence[dict[str, Any]]) -> list[list[int]]:
 
 
 def _title(sections: Sequence[dict[str, Any]]) -> str:
-    """Two titles make one. Of more it would be a paragraph, which the links below it say again."""
+    """One or two titles together; for more sections, how many there are."""
     if len(sections) <= 2:
         return "; ".join(section["title"] for section in sections)
     studies = sum(section["kind"] == "study" for section in sections)
@@ -123,159 +117,22 @@ def _title(sections: Sequence[dict[str, Any]]) -> str:
     return text[0].upper() + text[1:]
 
 
-def _study_section(folder: Path, study: Study, comparison: Comparison) -> dict[str, Any]:
-    by_name = {arm.name: arm for arm in study.arms}
-    numbers = {arm.name: number for number, arm in enumerate(study.arms)}
-    changed = []
-    for arm in study.arms:
-        if arm.start is None or _is_float(arm.recipe) or _is_float(by_name[arm.start].recipe):
-            continue
-        if not arm.runs:  # none is over: nothing to compare, and nothing missing
-            continue
-        base = by_name[arm.start]
-        pairs = [
-            (seed, folder / arm.folder / f"seed-{seed}", _seed_of(folder / base.folder, seed))
-            for seed in (run.seed for run in arm.runs)
-        ]
-        found = comparison.arm(pairs)
-        changed.append({"arm": numbers[arm.name], "baseline": base.label, **found})
-    reference, plain = _reference(study, by_name), study.model_dump()
-    labels = {arm.name: arm.label for arm in study.arms}  # as everywhere on the page
-    return {
-        "kind": "study",
-        "study": study.study,
-        "title": study.title or study.study,  # recipes of one's own have no title
-        "unflip": study.unflip,
-        "data": study.data,
-        "evaluated_on": study.evaluated_on,
-        "epochs_note": study.epochs_note,
-        "changes": [override_words(o, plain["arms"]) for o in study.overrides],
-        "seeds": study.seeds,
-        "arms": [
-            {**_study_arm(folder, arm, by_name), "against": _against(study, plain, arm, reference)}
-            for arm in study.arms
-        ],
-        "reference": labels.get(reference or ""),
-        "reference_arm": numbers.get(reference or ""),
-        "tests": _tests(study.tests, reference, labels, _corrected(study, "welch")),
-        "paired": _tests(study.paired, reference, labels, _corrected(study, "paired")),
-        "signs": changed,
-    }
-
-
-def _reference(study: Study, arms: Collection[str]) -> str | None:
-    name = reference_of(study.study, study.reference)
-    return name if name in arms else None
-
-
-def _against(
-    study: Study, plain: dict[str, Any], arm: StudyArm, name: str | None
-) -> dict[str, Any] | None:
-    """What an arm has more than the reference, and the p of each test of the two, as ``table.md`` has it.
-
-    ``plain`` is the study as JSON values.
-    """
-    reference = next((other for other in study.arms if other.name == name), None)
-    if reference is None or arm is reference or arm.mean is None or reference.mean is None:
-        return None
-    pair = {arm.name, name}
-    p, paired_p = (
-        next((test.p for test in tests if {test.a, test.b} == pair), None)
-        for tests in (study.tests, study.paired)
-    )
-    in_common = difference_in_common(plain, arm.name, reference.name)
-    return {
-        "difference": arm.mean - reference.mean,
-        "p": p,
-        "paired_p": paired_p,
-        "paired_difference": in_common,
-    }
-
-
-def _corrected(study: Study, test: str) -> dict[frozenset[str], float]:
-    return {frozenset((h.a, h.b)): h.adjusted for h in study.holm if h.test == test}
-
-
-def _tests(
-    tests: Sequence[TTest],
-    reference: str | None,
-    labels: dict[str, str],
-    corrected: dict[frozenset[str], float],
-) -> list[dict[str, Any]]:
-    """Arms by their labels; the reference is what the other is compared *with*, so it comes second."""
-    rows = []
-    for test in tests:
-        found = {**test.model_dump(), "holm": corrected.get(frozenset((test.a, test.b)))}
-        if test.a == reference:
-            found.update(a=test.b, b=test.a)
-            found.update({k: None if found[k] is None else -found[k] for k in ("difference", "t")})
-        found["with_reference"] = reference is not None and found["b"] == reference
-        found.update({k: labels.get(found[k], found[k]) for k in "ab"})
-        rows.append(found)
-    return rows
-
-
-def _study_arm(folder: Path, arm: StudyArm, by_name: dict[str, StudyArm]) -> dict[str, Any]:
-    """The summary's figures as they are; curves, device and versions from the runs' folders."""
-    finished: list[list[dict[str, Any]]] = []
-    unfinished: list[list[dict[str, Any]]] = []
-    runs, missing = [], []
-    for row in arm.runs:
-        where = folder / arm.folder / f"seed-{row.seed}"
-        run = read_run(where) if (where / "recipe.json").is_file() else None
-        if run is None or not run.metrics:
-            missing.append(row.seed)
-        else:
-            (unfinished if row.accuracy is None else finished).append(run.metrics)
-        runs.append({**row.model_dump(), **_made_with(run)})
-    return {
-        "name": arm.name,
-        "label": arm.label,
-        "start": by_name[arm.start].label if arm.start else None,
-        "command": arm.command,
-        "yaml": as_yaml(arm.recipe),
-        "own_recipe": _trains_a_file(arm.command, arm.recipe),
-        "paper": arm.paper.model_dump() if arm.paper else None,
-        "x": arm.x,
-        "n": sum(run.accuracy is not None for run in arm.runs),
-        "mean": arm.mean,
-        "std": arm.std,
-        "best": arm.best,
-        "runs": runs,
-        "curves": curves(finished, unfinished),
-        "notes": [f"{arm.label}. {seed_list(missing)}: no metrics in {arm.folder}."]
-        if missing
-        else [],
-    }
-
-
-def _made_with(run: Run | None) -> dict[str, Any]:
-    """Where a run was trained, with what, when, and what it was given, as far as it says so."""
-    result = (run and run.result) or {}
-    given = {key: result.get(key) for key in ("device", "torch", "unflip", "finished")}
-    return {**given, "given": _given(run.given) if run and run.given else None}
-
-
-def _given(given: dict[str, Any]) -> str:
-    parts = [f"{part} {given[part]['folder']}" for part in PARTS if part in given]
-    return ", ".join([f"training images {given['images']['training images']}", *parts])
-
-
 class _Single:
-    """A run given by itself: a folder of seeds, or one seed's."""
+    """A run outside a study: a folder of seeds, or one seed's."""
 
     def __init__(self, source: Path, baseline: Path | None) -> None:
         self.source = source
-        self.runs = [read_run(folder) for folder in run_folders(source)]
+        self.runs = Run.seeds_of(source)
         self.recipe = self.runs[0].recipe
+        self.seeds = [run.seed for run in self.runs]
         self.baseline = baseline or self._beside()
         self.started_there = baseline is None
 
     def _beside(self) -> Path | None:
-        """Where ``unflip train`` puts what a recipe starts from."""
+        """Where ``unflip train`` puts the run that a recipe starts from."""
         if not self.recipe.get("start"):
             return None
-        seed_itself = (self.source / "recipe.json").is_file()
+        seed_itself = Run(self.source).exists
         above = self.source.absolute().parent
         return (above.parent if seed_itself else above) / run_name(self.recipe["start"])
 
@@ -284,31 +141,31 @@ class _Single:
         validation = self.recipe["data"].get("validation")
         return self.recipe["data"]["name"], "validation" if validation else "test"
 
-    def compared(self) -> list[tuple[int, Path, Path | None]]:
-        """What to compare, seed by seed; nothing for a float network or the baseline itself."""
-        if self.baseline is None or _is_float(self.recipe):
+    def compared(self) -> list[Pair]:
+        """What to compare, seed by seed; empty for a float network or the baseline itself."""
+        if self.baseline is None or is_float(self.recipe):
             return []
-        base = {r: r.resolve() for r in run_folders(self.baseline)}
+        base = [run.folder.resolve() for run in Run.seeds_of(self.baseline)]
         return [
-            (run.seed, run.folder, _seed_of(self.baseline, run.seed))
+            (run.seed, run, run_of_seed(self.baseline, run.seed))
             for run in self.runs
-            if run.folder.resolve() not in base.values()
+            if run.folder.resolve() not in base
         ]
 
 
-def _run_sections(singles: list[_Single], comparison: Comparison) -> list[dict[str, Any]]:
-    """Accuracies on different images are not put into one table."""
+def _run_sections(singles: list[_Single], changes: SignChanges) -> list[dict[str, Any]]:
+    """One section per data set: accuracies on different images do not belong in one table."""
     groups: dict[tuple[str, str], list[_Single]] = {}
     for single in singles:
         groups.setdefault(single.group, []).append(single)
     return [
-        _run_section(data, evaluated_on, members, comparison)
+        _run_section(data, evaluated_on, members, changes)
         for (data, evaluated_on), members in groups.items()
     ]
 
 
 def _run_section(
-    data: str, evaluated_on: str, singles: list[_Single], comparison: Comparison
+    data: str, evaluated_on: str, singles: list[_Single], changes: SignChanges
 ) -> dict[str, Any]:
     names = [single.recipe["name"] for single in singles]
     changed = []
@@ -316,7 +173,7 @@ def _run_section(
         pairs = single.compared()
         if pairs:
             assert single.baseline is not None
-            found = comparison.arm(pairs, single.started_there)
+            found = changes.of_arm(pairs, single.started_there)
             changed.append({"arm": number, "baseline": single.baseline.name, **found})
     return {
         "kind": "runs",
@@ -327,7 +184,7 @@ def _run_section(
         "evaluated_on": evaluated_on,
         "epochs_note": "",
         "changes": [],
-        "seeds": sorted({run.seed for single in singles for run in single.runs}),
+        "seeds": sorted({seed for single in singles for seed in single.seeds}),
         "arms": [_run_arm(s, twice=names.count(s.recipe["name"]) > 1) for s in singles],
         "reference": None,
         "reference_arm": None,
@@ -337,23 +194,19 @@ def _run_section(
     }
 
 
-def _trains_a_file(command: str, recipe: dict[str, Any]) -> bool:
-    """Whether the command takes the recipe from a file, which the reader then has to save first."""
-    return shlex.split(command)[1:3] == ["train", f"{recipe['name']}.yaml"]
-
-
 def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
     recipe = single.recipe
-    accuracies = [run.result["accuracy"] for run in single.runs if run.result]
+    results = [run.result for run in single.runs]
+    accuracies = [result["accuracy"] for result in results if result]
     mean, std = mean_and_std(accuracies)
-    command = train_command(recipe, [run.seed for run in single.runs], single.runs[0].given or {})
+    command = with_seeds(single.runs[0].command, single.seeds)
     return {
         "name": recipe["name"],
         "label": str(single.source) if twice else recipe["name"],
         "start": recipe.get("start"),
         "command": command,
         "yaml": as_yaml(recipe),
-        "own_recipe": _trains_a_file(command, recipe),
+        "own_recipe": trains_a_file(command, recipe),
         "paper": None,
         "x": None,
         "n": len(accuracies),
@@ -362,8 +215,8 @@ def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
         "best": max(accuracies, default=None),
         "runs": [_run_row(run) for run in single.runs],
         "curves": curves(
-            [run.metrics for run in single.runs if run.result],
-            [run.metrics for run in single.runs if not run.result],
+            [run.metrics for run in single.runs if run.finished],
+            [run.metrics for run in single.runs if not run.finished],
         ),
         "notes": [],
         "against": None,
@@ -371,9 +224,9 @@ def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
 
 
 def _run_row(run: Run) -> dict[str, Any]:
-    seen = [line["accuracy"] for line in run.metrics if line.get("accuracy") is not None]
-    done = run.metrics[-1]["epoch"] if run.metrics else 0
-    result = run.result or {}
+    metrics, result = run.metrics, run.result or {}
+    seen = [line["accuracy"] for line in metrics if line.get("accuracy") is not None]
+    done = metrics[-1]["epoch"] if metrics else 0
     unfinished = run.stopped or f"not finished: {done} of {run.recipe['epochs']} epochs"
     return {
         "seed": run.seed,
@@ -381,18 +234,21 @@ def _run_row(run: Run) -> dict[str, Any]:
         "best_accuracy": max(seen, default=None),
         "epochs": result.get("epochs", done),
         "seconds": result.get("seconds"),
-        "stopped": None if run.result else unfinished,
-        **_made_with(run),
+        "stopped": None if result else unfinished,
+        **made_with(run),
     }
 
 
-def _is_float(recipe: dict[str, Any]) -> bool:
-    return recipe.get("method", "float") in ("float", {"name": "float"})
-
-
-def _seed_of(folder: Path, seed: int) -> Path | None:
-    """The run of that seed in a folder of seeds, or the folder itself where it is a run: as ``train`` starts."""
-    for candidate in (folder / f"seed-{seed}", folder):
-        if (candidate / "recipe.json").is_file():
-            return candidate
-    return None
+def _neither(source: Path) -> ValueError:
+    """The error for a folder that is neither a study nor a run; the caller raises it."""
+    if not source.exists():
+        return ValueError(f"folder {source} does not exist")
+    if (source / "search.json").is_file():
+        return ValueError(
+            f"{source} is a search of widths (unflip study autobnn), for which there is no page: its table is "
+            f"{source / 'table.md'}. The folders of its candidates are runs: give those"
+        )
+    return ValueError(
+        f"{source} is neither a study (it has no study.json) nor a run (it has neither a recipe.json nor seed-N "
+        "folders). Give the folder that 'unflip train' or 'unflip study' wrote with --out."
+    )

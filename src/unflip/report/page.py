@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from unflip.runs.checkpoint import write_atomically
+from unflip.runs.files import write_atomically
 
 # Inside a script element these could end it or start a comment; in JSON they only occur in strings.
 ESCAPED = {

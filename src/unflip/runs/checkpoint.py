@@ -1,44 +1,37 @@
 """Checkpoints that survive a kill, a full disk and a flipped bit.
 
-A checkpoint is two files: ``checkpoint-EPOCH-STEP.safetensors`` and, written after it, a ``.json`` of the
-same name with the SHA-256 of the first. Each is written to a temporary file, flushed to disk and renamed, so
-a name that exists is complete; the JSON is the mark that the pair is. The last two are kept: if the
-newest is damaged, the one before it is used.
+A checkpoint is two files: ``checkpoint-EPOCH-STEP.safetensors`` and, written after it, a ``.json`` file of the
+same name with the SHA-256 of the first. Each is written to a temporary file, flushed to disk and renamed. So a
+file that exists is complete, and a pair is complete once its JSON exists. The last two checkpoints are kept: if
+the newest is damaged, the one before it is used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors
-import safetensors.torch
-from torch import Tensor
+from unflip.runs.files import RunError, read_json, write_atomically
 
-from unflip.runs.files import read_saved
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KEEP = 2
 _NAME = re.compile(r"checkpoint-(\d+)-(\d+)\.json")
 _ANY_PART = re.compile(r"\.?(checkpoint-\d+-\d+)\.(json|safetensors)(\.part)?")
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, or one that belongs to something else."""
-
-
-class Damaged(CheckpointError):
-    """A checkpoint whose content is not what was written."""
+class DamagedCheckpoint(RunError):
+    """A checkpoint that does not hold what was written."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors and what is known of them; ``step`` steps of ``epoch`` are done."""
+    """All tensors of a run after ``step`` steps of ``epoch``, with its recipe and seed in ``info``."""
 
     epoch: int
     step: int
@@ -47,7 +40,9 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the pair, then drop all but the last two, and what a kill left unfinished."""
+    """Write the pair, then remove all but the last two, and parts that a kill left behind."""
+    import safetensors.torch  # imports torch, which reading the rest of a run does not need
+
     name = _stem(checkpoint.epoch, checkpoint.step)
     tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
     data = safetensors.torch.save(tensors)
@@ -58,33 +53,35 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def available(folder: Path) -> list[tuple[int, int]]:
-    """(epoch, step) of the checkpoints in a folder, oldest first; whether they are whole is not known."""
+    """(epoch, step) of the checkpoints in a folder, oldest first. Their content is not checked."""
     return [_position(path) for path in _complete(folder)]
 
 
 def drop_after(folder: Path, at: tuple[int, int] | None) -> None:
-    """Drop checkpoints newer than ``at`` (None: all): a run that goes on from there makes them again.
+    """Remove checkpoints newer than ``at`` (None: all): a run that resumes there writes them again.
 
-    Left in place they would count among the last two, in front of the ones made now.
+    If they stayed, they would count among the last two, and the new ones would be removed.
     """
     _keep_only(folder, [p for p in _complete(folder) if at is not None and _position(p) <= at])
 
 
 def survey(folder: Path) -> tuple[list[tuple[int, int]], list[str]]:
-    """(epoch, step) of the checkpoints that are whole, oldest first, and what is wrong with the others."""
+    """(epoch, step) of the undamaged checkpoints, oldest first, and a message for each damaged one."""
     whole: list[tuple[int, int]] = []
     problems: list[str] = []
     for at in available(folder):
         try:
             load_at(folder, *at)
             whole.append(at)
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             problems.append(str(error))
     return whole, problems
 
 
 def load_at(folder: Path, epoch: int, step: int) -> Checkpoint:
-    """The checkpoint of that position, or :class:`Damaged`."""
+    """The checkpoint at that position; raises :class:`DamagedCheckpoint`."""
+    import safetensors.torch
+
     path = folder / f"{_stem(epoch, step)}.json"
     try:
         info = json.loads(path.read_text())
@@ -94,44 +91,51 @@ def load_at(folder: Path, epoch: int, step: int) -> Checkpoint:
             raise ValueError(f"its SHA-256 is {found[:12]}…, not {info['sha256'][:12]}…")
         return Checkpoint(epoch, step, safetensors.torch.load(data), info)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise Damaged(f"{path.with_suffix('')} is damaged: {error}") from error
+        raise DamagedCheckpoint(f"{path.with_suffix('')} is damaged: {error}") from error
 
 
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with the newer ones."""
+    """The newest undamaged checkpoint, and a message for each newer, damaged one."""
     problems: list[str] = []
     for epoch, step in reversed(available(folder)):
         try:
             return load_at(folder, epoch, step), problems
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             problems.append(str(error))
     return None, problems
 
 
 def load_usable(folder: Path) -> Checkpoint:
-    """As :func:`load_latest`, saying what was passed over; an error where nothing is whole, or where a finished run's
-    last one is not: an earlier epoch's weights are not what its result is about."""
+    """The newest undamaged checkpoint; warns about newer ones that are damaged.
+
+    An error if there is none, or if a finished run has lost its last one: weights of an earlier epoch do not belong to
+    its result.
+    """
     saved, problems = load_latest(folder)
     if saved is None:
-        raise ValueError(f"no usable checkpoint in {folder}: {'; '.join(problems) or 'none there'}")
+        raise ValueError(f"{folder} has no usable checkpoint{_reasons(problems)}")
     result = folder / "result.json"
-    if result.exists() and saved.epoch < (epochs := read_saved(result, "epochs")["epochs"]):
+    if result.exists() and saved.epoch < (epochs := read_json(result, "epochs")["epochs"]):
         raise ValueError(
-            f"the run in {folder} is finished with {epochs} epochs, but its last whole checkpoint is of epoch "
-            f"{saved.epoch} ({'; '.join(problems) or 'later ones are gone'}). Delete its result.json and train it "
-            "again: it goes on from there"
+            f"the run in {folder} is finished with {epochs} epochs, but its last undamaged checkpoint is of epoch "
+            f"{saved.epoch} ({'; '.join(problems) or 'later ones were deleted'}). Delete its result.json and train it "
+            "again: it resumes there"
         )
     for problem in problems:
         print(f"warning: {problem}; using the checkpoint before it", flush=True)
     return saved
 
 
+def _reasons(problems: list[str]) -> str:
+    return f": {'; '.join(problems)}" if problems else ""
+
+
 def identity(folder: Path) -> str | None:
-    """SHA-256 of a finished run's last checkpoint, as it was written; None where that was not kept. Of a file of
-    weights, its own."""
+    """SHA-256 of a finished run's last checkpoint as it was written, None if it was not kept; for a file of weights,
+    the file's own."""
     if folder.is_file():
         return hashlib.sha256(folder.read_bytes()).hexdigest()
-    epochs = read_saved(folder / "result.json", "epochs")["epochs"]
+    epochs = read_json(folder / "result.json", "epochs")["epochs"]
     path = folder / f"{_stem(epochs, 0)}.json"
     try:
         return str(json.loads(path.read_text())["sha256"])
@@ -163,31 +167,3 @@ def _keep_only(folder: Path, complete: list[Path]) -> None:
         match = _ANY_PART.fullmatch(path.name)
         if match and (match[1] not in kept or match[3]):
             path.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of ``data`` at ``path``, or what was there before and an error."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):  # a read-only disk refuses even this
-            temporary.unlink()
-        raise CheckpointError(
-            f"cannot write {path} ({len(data):,} bytes): {error.strerror}. "
-            "What was saved before is untouched; free space or choose another --out, then run again."
-        ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,27 +1,43 @@
-"""The JSON files that training leaves: one that is damaged is named, with what brings it back."""
+"""Files of runs and studies: written whole or not at all, and read with an error that says how to repair them."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_AGAIN = "and run the same command again: the run goes on from its last checkpoint"
-WHAT_TO_DO = {
-    "recipe.json": f"Delete it, and result.json beside it if there is one, {_AGAIN}",
-    "result.json": f"Delete it {_AGAIN}",
-    "metrics.jsonl": "Put the line back as it was, or take it out to do without that epoch",
-    "provenance.json": "Put it back as it was, or delete it: then nobody asks whether the run was given the same",
-    "stopped.json": "Delete it, and the run is tried again",
-    "study.json": "Run the study's command again (--tables-only trains nothing): it is written anew from the runs",
-    "fitness.json": "Delete it, and the candidate is evaluated again",
+_RESUME = "and run the same command again: the run resumes from its last checkpoint"
+REMEDIES = {
+    "recipe.json": f"Delete it, and result.json beside it if that exists, {_RESUME}",
+    "result.json": f"Delete it {_RESUME}",
+    "metrics.jsonl": "Restore the line, or remove it to do without that epoch",
+    "provenance.json": "Restore the file, or delete it to skip the check that the run's data, start and teacher are "
+    "unchanged",
+    "stopped.json": "Delete it to train the run again",
+    "study.json": "Run the study's command again (--tables-only trains nothing): it rewrites the file from the runs",
+    "fitness.json": "Delete it to evaluate the candidate again",
 }
 NUMBERS = {"accuracy", "epochs", "seconds"}  # of a result
-IN_METRICS = ("epoch", "loss", "accuracy", "seconds")  # of every line
+IN_METRICS = ("epoch", "loss", "accuracy", "seconds")  # in every line
 
 
-def read_saved(path: Path, *keys: str) -> dict[str, Any]:
-    """The object in a file that is there; without one of ``keys`` it is damaged too."""
+class RunError(RuntimeError):
+    """A run that cannot be written, or whose folder holds something else."""
+
+
+class DamagedFile(ValueError):
+    """A file that does not hold what was written; the message says what to do."""
+
+    def __init__(self, path: Path, problem: object) -> None:
+        remedy = REMEDIES.get(path.name)
+        super().__init__(f"{path} is damaged: {problem}" + (f". {remedy}" if remedy else ""))
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """The object in a file. Without one of ``keys`` the file is damaged too."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
@@ -30,38 +46,79 @@ def read_saved(path: Path, *keys: str) -> dict[str, Any]:
         if missing:
             raise ValueError(f"it has no {', '.join(missing)}")
         for key in NUMBERS.intersection(keys):
-            if not isinstance(values[key], int | float):
+            if isinstance(values[key], bool) or not isinstance(values[key], int | float):
                 raise ValueError(f"its {key} is {values[key]!r}, not a number")
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. {WHAT_TO_DO[path.name]}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(path, error) from None
     return values
 
 
-def refuse_other_seed(folder: Path, seed: int) -> None:
-    """A run that was copied to another seed's folder would count twice, as if it were two."""
-    for path in (folder / "recipe.json", folder / "result.json"):
-        there = read_saved(path).get("seed", seed) if path.exists() else seed
-        if there != seed:
-            raise ValueError(
-                f"{path} is of seed {there}, and the folder is seed {seed}'s: was it copied or renamed? "
-                f"Delete {folder} and run the same command again"
-            )
+def write_json(path: Path, values: object) -> None:
+    """Write readable JSON; numbers that JSON cannot write become null."""
+    text = json.dumps(_finite(values), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, text.encode() + b"\n")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Either all of ``data`` is at ``path``, or the old content is still there and an error is raised."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):  # a read-only disk refuses even this
+            temporary.unlink()
+        raise RunError(
+            f"cannot write {path} ({len(data):,} bytes): {error.strerror}. "
+            "Files saved earlier are untouched; free space or choose another --out, then run again."
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: Path, line: dict[str, Any]) -> None:
+    """Add one line of JSON; numbers that JSON cannot write become null."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl``, nothing where there is none. A last line that a kill cut short is left out; a
-    damaged one before it is refused: what is said of a run is not to miss an epoch without a word."""
+    """The lines of a ``metrics.jsonl``; empty if the file does not exist.
+
+    A last line that a kill cut short is left out. A damaged line before it is refused, so that no epoch is missing
+    silently.
+    """
     lines, damaged = whole_metrics(path)
     if damaged:
         which = f"line{'s' if len(damaged) > 1 else ''} {', '.join(map(str, damaged))}"
-        raise ValueError(
-            f"{path} is damaged: {which} should be an object with {', '.join(IN_METRICS)}. {WHAT_TO_DO[path.name]}"
-        )
+        raise DamagedFile(path, f"{which} should be an object with {', '.join(IN_METRICS)}")
     return lines
 
 
 def whole_metrics(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The lines that are whole, and the numbers of those that are not, less the last line."""
+    """The lines that can be read, and the numbers of those that cannot, except the last line."""
     lines, damaged = [], []
     texts = path.read_bytes().rstrip().splitlines() if path.exists() else []
     for number, text in enumerate(texts, 1):
@@ -71,7 +128,7 @@ def whole_metrics(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             line = json.loads(text)
             _ = [line[key] for key in IN_METRICS]
             lines.append({**line, "epoch": int(line["epoch"])})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(texts):
                 damaged.append(number)
     return lines, damaged

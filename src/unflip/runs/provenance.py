@@ -1,119 +1,137 @@
-"""What a run was given besides its recipe: the images, the weights it started from, and its teacher.
+"""What a run was made from besides its recipe: the images, the weights it started from, its teacher, and code.
 
-``provenance.json`` is written when a run begins. What is compared are contents: a run that is copied goes on on another
-machine, and the folders in the file are for people. So is the number of threads, which the last digits depend on where
-a CPU trains; a run may go on with another. Runs of before there was such a file are taken as they are.
+``provenance.json`` is written when a run begins. Contents are compared, not paths: a run can be copied to another
+machine and resumed there. Paths in the file are for people. So is the number of CPU threads, on which the last digits
+depend; a run may resume with another number.
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import os
+import subprocess
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from unflip.data import ImageSet
+from unflip import __version__
 from unflip.runs import checkpoint as checkpoints
-from unflip.runs.checkpoint import CheckpointError
-from unflip.runs.files import read_saved
-from unflip.runs.run import seed_folder
-from unflip.train.recipe import Recipe, recipe_in
+from unflip.runs.files import DamagedFile, RunError, read_json, write_json
+from unflip.runs.run import Run
 from unflip.uses import code_hash
-
-if TYPE_CHECKING:
-    from unflip.train.loop import Job
 
 NAME = "provenance.json"
 PARTS = ("start", "teacher")  # of a run, that are runs themselves
-SEEN = ("training images", "classes")  # what made the weights; test images only measure them
+SEEN = ("training images", "classes")  # these shaped the weights; test images only measure them
 EVERYTHING = (*SEEN, "test images")
+Fingerprint = Mapping[str, str]
 
 
-def write(job: Job, images: ImageSet, threads: int | None = None) -> None:
-    """Keep what a run that begins now is given; ``threads`` of a CPU."""
-    given: dict[str, Any] = {"images": images.fingerprint}
-    for part, folder, run in _from_elsewhere(job):
-        given[part] = {"folder": str(folder), "sha256": checkpoints.identity(run)}
-    if job.recipe.uses:
-        given["code"] = {module: code_hash(module) for module in job.recipe.uses}
+@dataclass(frozen=True)
+class Origins:
+    """Where the first weights and the teacher of a run come from, and the modules its recipe uses."""
+
+    seed: int
+    start: Path | None = None
+    teacher: Path | None = None
+    uses: tuple[str, ...] = ()
+
+    @property
+    def folders(self) -> list[tuple[str, Path, Run]]:
+        """Start and teacher, if any: which, the folder as it was named, and the run in it."""
+        both = (("start", self.start, self.seed), ("teacher", self.teacher, 0))
+        return [(part, folder, Run.find(folder, seed)) for part, folder, seed in both if folder]
+
+
+def write(run: Run, images: Fingerprint, origins: Origins, threads: int | None = None) -> None:
+    """Record what a run that begins now is made from; ``threads`` of a CPU."""
+    saved: dict[str, Any] = {"images": dict(images)}
+    for part, folder, its_run in origins.folders:
+        saved[part] = {"folder": str(folder), "sha256": checkpoints.identity(its_run.folder)}
+    if origins.uses:
+        saved["code"] = {module: code_hash(module) for module in origins.uses}
     if threads is not None:
-        given["threads"] = [threads]
-    _save(job.folder, given)
+        saved["threads"] = [threads]
+    write_json(run.folder / NAME, saved)
 
 
-def keep_threads(folder: Path, threads: int | None) -> int | None:
-    """Keep that a run goes on with another number of threads, where it is known what it had: which is returned."""
-    given = read(folder) or {}
-    before = given.get("threads")
+def read(run: Run) -> dict[str, Any] | None:
+    """None where the file does not exist."""
+    path = run.folder / NAME
+    if not path.exists():
+        return None
+    saved = read_json(path, "images")
+    try:
+        _ = saved["images"]["training images"], [saved[p]["folder"] for p in PARTS if p in saved]
+    except (KeyError, TypeError) as error:
+        raise DamagedFile(path, f"it lacks or misstates {error}") from None
+    return saved
+
+
+def note_threads(run: Run, threads: int | None) -> int | None:
+    """Record that a run resumes with another number of threads; returns the number it had."""
+    saved = read(run) or {}
+    before = saved.get("threads")
     if threads is None or not before or before[-1] == threads:
         return None
-    _save(folder, {**given, "threads": [*before, threads]})
+    write_json(run.folder / NAME, {**saved, "threads": [*before, threads]})
     return int(before[-1])
 
 
-def _save(folder: Path, given: dict[str, Any]) -> None:
-    data = json.dumps(given, indent=1, ensure_ascii=False).encode() + b"\n"
-    checkpoints.write_atomically(folder / NAME, data)
-
-
-def read(folder: Path) -> dict[str, Any] | None:
-    """What the run in a folder was given, if that is known."""
-    path = folder / NAME
-    return read_saved(path, "images") if path.exists() else None
-
-
-def refuse_another(job: Job, images: ImageSet | None) -> None:
-    """Refuse a job whose folder holds a run that was given something else. ``images`` are as the run sees them; None,
-    and a start or teacher that is not given, are not asked about."""
-    given = read(job.folder)
-    if given is None:
+def refuse_another(run: Run, images: Fingerprint | None, origins: Origins) -> None:
+    """Refuse a run that was made from something else. ``images`` None, and a start or teacher that is not named, are
+    not compared."""
+    saved = read(run)
+    if saved is None:
         return
-    _warn_of_other_code(job, given)
+    _warn_of_other_code(run, saved, origins.uses)
     wrong = [
         f"--data: its {part} are {there}, these are {here}"
-        for part, there, here in (changed(given, images, EVERYTHING) if images else ())
+        for part, there, here in (changed(saved, images, EVERYTHING) if images else ())
     ]
-    weights = [other_weights(given, *named) for named in _from_elsewhere(job)]
-    wrong += [text for text in weights if text]
+    wrong += [text for named in origins.folders if (text := other_weights(saved, *named))]
     if wrong:
-        raise CheckpointError(
-            f"{job.folder} holds a run that was given something else: {'; '.join(wrong)}. "
-            "Choose another --out, or give what it was given."
+        raise RunError(
+            f"{run} holds a run that was made from something else: {'; '.join(wrong)}. "
+            "Choose another --out, or give the same as before."
         )
 
 
-def _warn_of_other_code(job: Job, given: dict[str, Any]) -> None:
-    """A change may be a comment, or another method's: only a person can tell."""
-    for module, there in given.get("code", {}).items():
-        here = code_hash(module) if module in job.recipe.uses else there
+def _warn_of_other_code(run: Run, saved: dict[str, Any], uses: tuple[str, ...]) -> None:
+    """Only a person can tell whether a change matters: it may be a comment, or another method's."""
+    for module, there in saved.get("code", {}).items():
+        here = code_hash(module) if module in uses else there
         if here != there:
             warnings.warn(
-                f"the run in {job.folder} began with other code of {module!r} (SHA-256 {there:.12}…, now {here:.12}…). "
-                "If the change is one of its method or network, choose another --out, or delete that folder",
+                f"the run in {run} began with other code in {module!r} (SHA-256 {there:.12}…, now {here:.12}…). "
+                "If its method, network or data changed, choose another --out, or delete that folder",
                 stacklevel=2,
             )
 
 
 def changed(
-    given: dict[str, Any], images: ImageSet, parts: tuple[str, ...] = SEEN
+    saved: Mapping[str, Any], images: Fingerprint, parts: tuple[str, ...] = SEEN
 ) -> list[tuple[str, str, str]]:
-    """Which parts of these images are not what a run was given, with what they were and are."""
-    pairs = [(part, given["images"].get(part), images.fingerprint[part]) for part in parts]
+    """The parts of these images that differ from the run's: (part, the run's, these)."""
+    pairs = [(part, saved["images"].get(part), images[part]) for part in parts]
     return [(part, there, here) for part, there, here in pairs if there != here]
 
 
 def other_images(
-    folder: Path, recipe: Recipe, images: ImageSet | None = None
+    run: Run, data: object, plain_data: Mapping[str, Any], images: Fingerprint | None = None
 ) -> tuple[str, str] | None:
-    """The images of the run in a folder and a recipe's own, where they differ; ``images`` are the latter, if at hand.
+    """How a run's images differ from a recipe's (``data``, and as JSON values): a description of each, or None.
 
-    Weights from other images may have seen some that are held out here, which would make any figure look good.
+    Weights from other images may have seen some that are held out here, which would make any accuracy look good.
+    ``images`` are the recipe's, if they are loaded.
     """
-    there = recipe_in(folder).data
-    if there != recipe.data:
-        return str(there), str(recipe.data)
-    given = read(folder)
-    found = changed(given, images) if given and images else []
+    there = run.recipe["data"]
+    if there != plain_data:
+        return ", ".join(f"{k}={v}" for k, v in there.items()), str(data)
+    saved = read(run)
+    found = changed(saved, images) if saved and images else []
     if not found:
         return None
     return (
@@ -122,21 +140,41 @@ def other_images(
     )
 
 
-def _from_elsewhere(job: Job) -> list[tuple[str, Path, Path]]:
-    """Start and teacher of a job, as far as it has them: which, the folder as given, and the run in it."""
-    both = (("start", job.start, job.seed), ("teacher", job.teacher, 0))
-    return [(part, folder, seed_folder(folder, seed)) for part, folder, seed in both if folder]
-
-
-def other_weights(given: dict[str, Any], part: str, folder: Path, run: Path) -> str | None:
-    """How a start or teacher is not the one that was given. Where its weights are no longer kept, nothing tells."""
-    if part not in given:
+def other_weights(saved: Mapping[str, Any], part: str, folder: Path, run: Run) -> str | None:
+    """How a start or teacher differs from the recorded one; None if it does not, or if its weights were deleted."""
+    if part not in saved:
         return None
-    there = given[part]
+    there = saved[part]
     was = f"--{part}: it had the weights of {there['folder']} (SHA-256 {there['sha256']:.12}…)"
-    if not (run / "result.json").exists() and not run.is_file():
-        return f"{was}, and {folder} holds no finished run"
-    here = checkpoints.identity(run)
+    if not run.finished and not run.folder.is_file():
+        return f"{was}, and {folder} does not hold a finished run"
+    here = checkpoints.identity(run.folder)
     if here in (None, there["sha256"]):
         return None
     return f"{was}, {folder} has others ({here:.12}…)"
+
+
+@functools.cache
+def unflip_version() -> dict[str, Any]:
+    """Version, commit and whether the sources differ from it: every result carries them.
+
+    The commit is that of the checkout the sources are in, or ``UNFLIP_COMMIT`` where they were copied without it; None
+    for an installed package.
+    """
+    here = Path(__file__).resolve().parents[1]
+    commit, dirty = os.environ.get("UNFLIP_COMMIT"), None
+    found = _git(here, "rev-parse", "HEAD") if commit is None else None
+    if found is not None and _git(here, "ls-files", "--error-unmatch", __file__) is not None:
+        commit, dirty = found, bool(_git(here, "status", "--porcelain", "--", "."))
+    return {"unflip": __version__, "commit": commit, "dirty": dirty}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """None without git, outside a checkout, or when git takes too long."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,16 +1,20 @@
 """Studies: many runs as one resumable piece of work, and one table at the end.
 
-arm.py         one line of a table: a recipe, trained for every seed
-study.py       arms and seeds in a folder: what is left, and the engines that do it
-task.py        jobs that are trained side by side, in this process or another
-pool.py        engine: processes of this machine
-cluster.py     engine: Ray
-record.py      what came of one run
-report.py      what a study leaves: study.json, table.md, figures
-summary.py     study.json: every run, mean and standard deviation, Welch's t-tests
-table.py       table.md
-figures.py     curves, sweeps and differences as SVG
-paper.py       the experiments of the LNS paper on CIFAR-10
-methods.py     every method on one recipe
-autobnn.py     AutoBNN's search of widths
+arm.py          one row of a table: a recipe, trained for every seed
+study.py        arms and seeds in a folder, and what of it is left to train
+runner.py       run_study: training what is left, in this process or in others
+task.py         jobs that are trained side by side
+pool.py         processes of this machine
+cluster.py      a Ray cluster
+needs.py        checks of a given baseline or teacher
+summary.py      study.json, the one schema that is written and read
+comparison.py   t-tests between arms, Holm's correction
+output.py       writes study.json, table.md and figures
+table.py        table.md
+figures.py      curves, sweeps and differences as SVG
+experiment.py   an experiment of a paper as a study
+paper.py        the experiments of the LNS paper on CIFAR-10
+compare.py      given recipes as a study
+methods.py      every method on one recipe
+autobnn.py      AutoBNN's search of widths
 """

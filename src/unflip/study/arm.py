@@ -9,22 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unflip import methods, models
-from unflip.train.recipe import Recipe, RecipeError, load_recipe
-
-
-@dataclass(frozen=True)
-class Paper:
-    """What the paper reports of an arm: mean, and where it says so standard deviation and best run."""
-
-    mean: float
-    std: float | None = None
-    best: float | None = None
+from unflip.recipes.load import RecipeError, load_recipe
+from unflip.recipes.schema import Recipe
+from unflip.study.summary import Paper
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One line of a table. ``start`` is the arm whose runs give the first weights, seed by seed."""
+    """One row of a table. ``start`` is the arm whose runs give the first weights, seed by seed."""
 
     name: str
     label: str
@@ -32,17 +24,21 @@ class Arm:
     start: str | None = None
     paper: Paper | None = None
     x: float | None = None  # the value of a sweep
-    finished_in: Path | None = None  # runs made elsewhere: read, never trained
-    trained_otherwise: bool = False  # made elsewhere by another recipe, which it has
-    kept: tuple[str, ...] = ()  # overrides that it has another value for, which it is about
+    finished_in: Path | None = None  # finished runs of another folder: read, never trained
+    trained_otherwise: bool = (
+        False  # its finished runs have another recipe, which this arm then has
+    )
+    kept: tuple[
+        str, ...
+    ] = ()  # overrides for which it keeps its own value, because it is about that
 
 
 @dataclass(frozen=True)
 class Draft:
-    """An arm before the person's options: a shipped recipe and what the arm changes in it.
+    """An arm before the user's options: a shipped recipe and the changes of the arm.
 
-    ``derived`` gives changes that follow from the rest of the recipe, the person's overrides included: ten times
-    another rate stays ten times that rate. ``keeps`` are fields that the label speaks of and the arm does not change.
+    ``derived`` gives changes that follow from the rest of the recipe, including the user's overrides: ten times
+    another rate stays ten times that rate. ``keeps`` are fields that the label mentions but the arm does not change.
     """
 
     name: str
@@ -62,12 +58,14 @@ def make_arms(
     overrides: Sequence[str] = (),
     epochs_scale: float = 1.0,
 ) -> list[Arm]:
-    """The drafts as arms. ``defaults`` are the study's own changes to every recipe, ``overrides`` the person's.
+    """The drafts as arms. ``defaults`` are the study's own changes to every recipe, ``overrides`` the user's.
 
-    What an arm is about is not overridden: in a sweep of α, ``method.alpha=1`` would make all arms the same, and what
-    a label says would not be so. Options of a method or of the warm start go to the arms that have them. An override
-    that no arm takes is an error.
+    The subject of an arm is not overridden: in a sweep of α, ``method.alpha=1`` would make all arms the same, and the
+    labels would be wrong. Options of a method go to the arms that have them. An override that no arm takes is an
+    error.
     """
+    from unflip import models  # needs torch, which declaring a study does not
+
     taken: set[str] = set()
     arms = []
     for draft in drafts:
@@ -112,15 +110,13 @@ def _nearest(override: str, arms: Sequence[Arm]) -> str:
 def _method_options(recipe: Recipe) -> set[str]:
     if isinstance(recipe.method, str):
         return set()
-    config = methods.config_class(recipe.method["name"])
+    config = type(recipe.resolved_method())
     return {"name", *(field.name for field in dataclasses.fields(config))}
 
 
 def _fits(override: str, recipe: Recipe) -> bool:
-    """Whether the recipe has what is overridden; fields that every recipe has are checked when it is loaded."""
+    """Whether the recipe has the overridden option; fields that every recipe has are checked when it is loaded."""
     first, _, rest = override.partition("=")[0].partition(".")
-    if first == "warm_start":
-        return recipe.warm_start is not None
     if first == "method" and rest:
         return rest.split(".")[0] in _method_options(recipe)
     return True
@@ -137,7 +133,10 @@ def _keeps(override: str, draft: Draft, changes: list[str]) -> bool:
     if not _contradicts(override, draft):
         return False
     try:
-        return load_recipe(draft.source, [*changes, override]) != load_recipe(draft.source, changes)
+        return (
+            load_recipe(draft.source, [*changes, override]).plain()
+            != load_recipe(draft.source, changes).plain()
+        )
     except RecipeError:  # the two do not even go together
         return True
 
@@ -145,7 +144,7 @@ def _keeps(override: str, draft: Draft, changes: list[str]) -> bool:
 def options(
     data: str, seeds: int, overrides: Sequence[str] = (), epochs_scale: float = 1.0
 ) -> list[str]:
-    """The words of a command that repeats a study; digits alone need no folder."""
+    """The options of a command that repeats a study; only digits need no folder."""
     words = [f"--seeds {seeds}", *(["--data DIR"] if data != "digits" else [])]
     words += [f"--epochs-scale {epochs_scale:g}"] if epochs_scale != 1 else []
     return words + [f"--override {shlex.quote(override)}" for override in overrides]

@@ -13,24 +13,22 @@ again, past the candidates that are finished.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from unflip import models
 from unflip.cost import cost
 from unflip.data import ImageSet
-from unflip.runs import checkpoint as checkpoints
-from unflip.runs.files import read_saved
-from unflip.train.learner import build_model
+from unflip.recipes.build import build_model
+from unflip.recipes.schema import Recipe
+from unflip.runs.files import read_json, write_atomically, write_json
+from unflip.train.job import RunOptions
 from unflip.train.loop import TrainingStopped, train
-from unflip.train.recipe import Recipe
 
 Widths = tuple[float, ...]
 Fitness = Callable[
@@ -124,7 +122,7 @@ def search_widths(
 
 def _trained(data: ImageSet, device: str | None) -> Fitness:
     def accuracy(recipe: Recipe, folder: Path) -> float:
-        [result] = train(recipe, data, folder, device=device)
+        [result] = train(recipe, data, folder, options=RunOptions(device=device))
         return float(result["accuracy"])
 
     return accuracy
@@ -173,10 +171,10 @@ class _Evolution:
     def counted(self, widths: Widths | None) -> tuple[float, int]:
         """FLOPs and memory in bits."""
         if widths not in self.costs:
-            shape = self.data.train_images.shape[1:]
-            with torch.device("meta"):  # shapes are all that counts
-                model = build_model(_with_widths(self.recipe, widths), self.data, seed=0)
-                spent = cost(model, torch.empty(1, *shape))
+            spec = self.data.spec
+            with torch.device("meta"):  # only shapes matter
+                model = build_model(_with_widths(self.recipe, widths), spec, seed=0)
+                spent = cost(model, torch.empty(1, *spec.shape))
             self.costs[widths] = (spent.flops, spent.memory_bits)
         return self.costs[widths]
 
@@ -253,7 +251,7 @@ class _Evolution:
         chosen = chosen.model_copy(update={"name": f"{self.recipe.name}-{name}"})
         note, images = self.out / name / "fitness.json", self.data.fingerprint
         if note.exists():
-            saved = read_saved(note, "recipe", "fitness")
+            saved = read_json(note, "recipe", "fitness")
             if saved["recipe"] != chosen.plain():
                 raise ValueError(
                     f"{note.parent} was evaluated with another recipe; choose another folder or remove it"
@@ -268,12 +266,8 @@ class _Evolution:
         value = float(self.fitness(chosen, note.parent))
         if not math.isfinite(value):
             raise TrainingStopped(f"its fitness is {value}")
-        _save(note, {"fitness": value, "recipe": chosen.plain(), "images": images})
+        write_json(note, {"fitness": value, "recipe": chosen.plain(), "images": images})
         return value
-
-
-def _save(path: Path, values: dict[str, Any]) -> None:
-    checkpoints.write_atomically(path, json.dumps(values, indent=1).encode() + b"\n")
 
 
 def _write(found: Found, recipe: Recipe, search: Search, out: Path) -> None:
@@ -283,14 +277,14 @@ def _write(found: Found, recipe: Recipe, search: Search, out: Path) -> None:
         "candidates": [dataclasses.asdict(c) for c in found.candidates],
         "best_of_generation": [list(c.widths) for c in found.best],
     }
-    _save(out / "search.json", summary)
-    checkpoints.write_atomically(out / "table.md", table(found, recipe, search).encode())
+    write_json(out / "search.json", summary)
+    write_atomically(out / "table.md", table(found, recipe, search).encode())
 
 
 def table(found: Found, recipe: Recipe, search: Search) -> str:
     """The candidates as Markdown, best first."""
     lines = [
-        f"{recipe.model.name} on {recipe.data.name}, {recipe.epochs} epochs a candidate, at most {search.budget:g} × "
+        f"{recipe.model.name} on {recipe.data.name}, {recipe.epochs} epochs per candidate, at most {search.budget:g} × "
         f"the FLOPs, seed {search.seed}; accuracy on {recipe.data.validation} held-out training images.\n",
         "| widths | accuracy, % | FLOPs, M | × | memory, Kbit | generation |",
         "|---|---|---|---|---|---|",

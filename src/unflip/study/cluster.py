@@ -1,7 +1,7 @@
-"""Engine ``ray``: every arm's seeds are a task of a Ray cluster.
+"""Engine ``ray``: the seeds of every arm are a task of a Ray cluster.
 
 ``RAY_ADDRESS`` names a cluster; without one Ray is started on this machine. The machines of a cluster must see the same
-OUT and data folders. A task has a GPU to itself where there are any.
+OUT and data folders. If the cluster has GPUs, each task gets one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cluster:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         self.work = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
         self.running: dict[Any, str] = {}
-        # Ray's own handler, set by init, ends the process with no word.
+        # Ray's own handler, set by init, ends the process silently.
         self.put_back = sigterm_interrupts()
 
     def start(self, task: Task) -> None:
@@ -48,7 +48,9 @@ class Cluster:
             for job in task.jobs
         )
         data = task.data and task.data.resolve()
-        self.running[self.work.remote(replace(task, jobs=jobs, data=data, turn=None))] = task.name
+        options = replace(task.options, gpu_lock=None)  # Ray gives a task a GPU of its own
+        sent = replace(task, jobs=jobs, data=data, options=options)
+        self.running[self.work.remote(sent)] = task.name
 
     def wait(self) -> str:
         [done], _ = self.ray.wait(list(self.running), num_returns=1)
@@ -61,7 +63,7 @@ class Cluster:
 
     def stop(self) -> None:
         for task in self.running:
-            self.ray.cancel(task)  # as Ctrl-C it is noticed between two steps
+            self.ray.cancel(task)  # Ctrl-C is noticed between two steps
         if self.running:
             self.ray.wait(list(self.running), num_returns=len(self.running))
         self.running.clear()
@@ -72,5 +74,5 @@ class Cluster:
 
 def _work(task: Task) -> None:
     if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # what Ray counts a task as
+        torch.set_num_threads(1)  # what Ray reserves for a task
     task.run()

@@ -1,4 +1,4 @@
-"""A study of recipes of one's own: each is an arm, and so is what it starts from."""
+"""A study of given recipes: each is an arm, and so is the recipe it starts from."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from unflip.recipes.load import load_recipe, needed_source
+from unflip.recipes.schema import is_weights
 from unflip.study.arm import Arm, Draft, make_arms, options
 from unflip.study.study import Study
-from unflip.train.loop import refuse_other_network
-from unflip.train.recipe import load_recipe, named_in
-from unflip.train.weights import is_weights
+from unflip.train.start import refuse_other_network
 
-OWN = ("name", "start")  # what every recipe says for itself
+OWN = ("name", "start")  # fields that differ between recipes by nature
 
 
 def compare(
@@ -57,7 +57,7 @@ def compare(
 
 
 def _told_apart(drafts: Sequence[Draft]) -> list[Draft]:
-    """Recipes that were copied from one another say the same about themselves: their names are added."""
+    """Labels that several recipes share get the recipe's name added."""
     labels = [draft.label for draft in drafts]
     return [
         replace(draft, label=f"{draft.label} ({draft.name})")
@@ -73,7 +73,7 @@ def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
 
 
 def _draft(source: str | Path, drafts: dict[str, Draft], above: tuple[str, ...] = ()) -> str:
-    """Add a recipe's draft, after that of what it starts from; returns its name. ``above`` are those that need it."""
+    """Add a recipe's draft after that of its start; returns its name. ``above`` are the recipes that need it."""
     recipe = load_recipe(source)
     if recipe.name in above:
         raise ValueError(f"recipe {recipe.name} starts from itself: {' from '.join(above)}")
@@ -84,7 +84,8 @@ def _draft(source: str | Path, drafts: dict[str, Draft], above: tuple[str, ...] 
             "seed by seed; give start a recipe, or train this one with unflip train"
         )
     if recipe.start:
-        first = named_in(source, "start", recipe.start)
+        first = needed_source(recipe, "start")
+        assert first is not None
         start = _draft(first, drafts, (*above, recipe.name))
     label = " ".join(recipe.about.split()) or recipe.name  # a table's row is one line
     there = drafts.setdefault(recipe.name, Draft(recipe.name, label, str(source), start=start))

@@ -1,7 +1,6 @@
-"""Figures of a study as SVG: what happened in each epoch, accuracy over a swept value, and how far each arm is from the
-one that the others are compared with.
+"""Figures of a study as SVG: curves over epochs, accuracy over a swept value, and differences from the reference.
 
-The same runs give the same bytes: no date, and no random names inside.
+The same runs give the same bytes: the files have no date and no random names.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unflip.study import record
+from unflip.runs.run import Run
 from unflip.study.arm import Arm
-from unflip.study.summary import chosen_tests
+from unflip.study.comparison import chosen_tests
+from unflip.study.summary import ArmSummary, Summary
 
 if TYPE_CHECKING:
     from unflip.study.study import Study
@@ -26,12 +26,12 @@ CURVES = {
 }
 
 
-def draw(study: Study, summary: dict[str, Any]) -> list[Path]:
-    """Every figure that the finished runs of the study can fill; none without matplotlib, which a machine that trains
-    need not have: the same command elsewhere draws them."""
+def draw(study: Study, summary: Summary) -> list[Path]:
+    """All figures for which the study has finished runs. None without matplotlib, which a machine that trains need not
+    have: the same command elsewhere draws them."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
-    drawn = [_curves(study, name, summary["evaluated_on"]) for name in CURVES]
+    drawn = [_curves(study, name, summary.evaluated_on) for name in CURVES]
     if any(arm.x is not None for arm in study.arms):
         drawn.append(_sweep(study, summary))
     drawn.append(_differences(study, summary))
@@ -39,7 +39,7 @@ def draw(study: Study, summary: dict[str, Any]) -> list[Path]:
 
 
 def _curves(study: Study, name: str, images: str) -> Path | None:
-    """Mean over the seeds by epoch, and a band of one standard deviation (the paper's Figure 3)."""
+    """Mean over the seeds per epoch, and a band of one standard deviation (the paper's Figure 3)."""
     key, title, factor = CURVES[name]
     curves = [(arm, _by_epoch(study, arm, key)) for arm in _compared(study)]
     curves = [(arm, epochs) for arm, epochs in curves if epochs]
@@ -79,70 +79,64 @@ def _settled(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _compared(study: Study) -> list[Arm]:
-    """The arms that start from a baseline, without it, for its epochs are others; all, where those are no company."""
+    """The arms that start from a baseline, without it because it has other epochs; all arms if fewer than two do."""
     started = [arm for arm in study.arms if arm.start]
     return started if len(started) > 1 else list(study.arms)
 
 
 def _epochs_before(study: Study, arm: Arm) -> int:
-    """Beside the arm it starts from, a curve goes on where that ends."""
+    """Beside the arm it starts from, a curve continues where that one ends."""
     if arm.start is None or study.arm(arm.start) not in _compared(study):
         return 0
     return study.arm(arm.start).recipe.epochs
 
 
 def _by_epoch(study: Study, arm: Arm, key: str) -> dict[int, list[float]]:
-    """The values of the finished runs in each epoch in which all have one. Accuracy may be measured in some epochs
-    alone, and not the same in all runs: the mean of others than in the epoch before would jump."""
-    folders = [study.run_folder(arm, seed) for seed in study.seeds]
-    runs = [_values(folder, key) for folder in folders if record.finished(folder)]
-    runs = [run for run in runs if run]
-    common = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
-    return {epoch: [run[epoch] for run in runs] for epoch in common}
+    """The values of the finished runs in each epoch that all of them have. Runs may measure accuracy in different
+    epochs, and a mean over other runs than in the epoch before would jump."""
+    finished = [run for seed in study.seeds if (run := study.run(arm, seed)).finished]
+    found = [values for run in finished if (values := _values(run, key))]
+    common = sorted(set.intersection(*map(set, found))) if found else []
+    return {epoch: [values[epoch] for values in found] for epoch in common}
 
 
-def _values(folder: Path, key: str) -> dict[int, float]:
-    lines = record.metrics_of(folder)
-    return {line["epoch"]: line[key] for line in lines if line.get(key) is not None}
+def _values(run: Run, key: str) -> dict[int, float]:
+    return {line["epoch"]: line[key] for line in run.metrics if line.get(key) is not None}
 
 
-def _sweep(study: Study, summary: dict[str, Any]) -> Path | None:
+def _sweep(study: Study, summary: Summary) -> Path | None:
     """Accuracy over the swept value, with bars of one standard deviation (the paper's Figures 4 and 5)."""
-    swept = [a for a in summary["arms"] if a["x"] is not None and a["mean"] is not None]
+    swept = [arm for arm in summary.arms if arm.x is not None and arm.mean is not None]
     if not swept:
         return None
     figure, axis = _axes()
-    values = [arm["x"] for arm in swept]
     axis.errorbar(
         range(len(swept)),  # the grid spans decades and has a zero: evenly spaced, as it was chosen
-        [arm["mean"] for arm in swept],
-        [arm["std"] or 0.0 for arm in swept],
+        [arm.mean for arm in swept],
+        [arm.std or 0.0 for arm in swept],
         marker="o",
         capsize=3,
         color="C0",
     )
-    _levels(axis, [a for a in summary["arms"] if a["x"] is None and a["mean"] is not None])
-    axis.set_xticks(range(len(swept)), [f"{value:g}" for value in values])
+    _levels(axis, [arm for arm in summary.arms if arm.x is None and arm.mean is not None])
+    axis.set_xticks(range(len(swept)), [f"{arm.x:g}" for arm in swept])
     axis.set_xlabel({"alpha": "α", "rho": "ρ"}.get(study.name, study.name))
     axis.set_ylabel(f"{summary['evaluated_on']} accuracy, %")
     return _save(figure, study.out / f"{study.name}.svg")
 
 
-def _levels(axis: Any, arms: Sequence[dict[str, Any]]) -> None:
+def _levels(axis: Any, arms: Sequence[ArmSummary]) -> None:
     """Arms beside the sweep (the baseline) as horizontal lines."""
     for number, arm in enumerate(arms):
-        axis.axhline(arm["mean"], color=f"C{number + 1}", linestyle="--", label=arm["label"])
+        axis.axhline(arm.mean, color=f"C{number + 1}", linestyle="--", label=arm.label)
     if arms:
         axis.legend(fontsize="small")
 
 
-def _differences(study: Study, summary: dict[str, Any]) -> Path | None:
-    """Each arm less the reference, with the 95 % interval of the test that suits the two: whether a gain of some size
-    is shown, or excluded, is seen at a glance."""
+def _differences(study: Study, summary: Summary) -> Path | None:
+    """Each arm minus the reference, with the 95 % interval of the test that suits the two."""
     found = {
-        a["label"]: interval
-        for a in summary["arms"]
-        if (interval := _interval(study, summary, a["name"]))
+        arm.label: interval for arm in summary.arms if (interval := _interval(summary, arm.name))
     }
     if len(found) < 2:
         return None
@@ -158,18 +152,18 @@ def _differences(study: Study, summary: dict[str, Any]) -> Path | None:
     return _save(figure, study.out / "differences.svg")
 
 
-def _interval(study: Study, summary: dict[str, Any], arm: str) -> tuple[float, float] | None:
-    """Mean difference from the reference, and half its 95 % interval; None where there is no test, or no spread."""
-    pair = {arm, study.reference}
-    chosen = chosen_tests(summary["tests"], summary["paired"]).values()
-    test = next((t for _, t in chosen if {t["a"], t["b"]} == pair), None)
-    if test is None or not test["t"]:
+def _interval(summary: Summary, arm: str) -> tuple[float, float] | None:
+    """Mean difference from the reference, and half its 95 % interval; None without a test or without spread."""
+    pair = {arm, summary.reference}
+    chosen = chosen_tests(summary.tests, summary.paired).values()
+    test = next((t for _, t in chosen if {t.a, t.b} == pair), None)
+    if test is None or not test.t or test.difference is None:
         return None
     from scipy import stats  # type: ignore[import-untyped]
 
-    sign = 1 if test["a"] == arm else -1
-    half = stats.t.ppf(0.975, test["df"]) * test["difference"] / test["t"]
-    return sign * test["difference"], float(half)
+    sign = 1 if test.a == arm else -1
+    half = stats.t.ppf(0.975, test.df) * test.difference / test.t
+    return sign * test.difference, float(half)
 
 
 def _axes(width: float = 6, height: float = 4) -> tuple[Any, Any]:

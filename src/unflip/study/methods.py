@@ -1,6 +1,6 @@
 """Every method side by side: the same recipe and seeds, one table.
 
-LNS is left out: it corrects a network that another method has trained, so it has no schedule of its own to compare.
+Methods that correct a network which another one has trained are left out: they have no schedule of their own.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from unflip import methods
 from unflip.cost import cost
-from unflip.data import ImageSet, load
-from unflip.study import record
+from unflip.data.spec import InputSpec
+from unflip.recipes.build import build_model
+from unflip.recipes.schema import Recipe
 from unflip.study.arm import Arm, options
-from unflip.study.report import write
-from unflip.study.study import Study, run_study
-from unflip.study.summary import accuracies, summarize
+from unflip.study.output import summarize, write
+from unflip.study.runner import StudyEngine, run_study
+from unflip.study.study import Study
+from unflip.study.summary import ArmSummary, Summary
 from unflip.study.table import caption
-from unflip.train.learner import build_model
-from unflip.train.recipe import Recipe
-
-NOT_FROM_SCRATCH = ("lns",)
+from unflip.study.task import load_images
+from unflip.train.job import RunOptions
 
 
 def compared() -> list[str]:
     """The methods that can be trained from scratch on one recipe."""
-    return [name for name in methods.names() if name not in NOT_FROM_SCRATCH]
+    return [name for name in methods.names() if methods.config_class(name).from_scratch]
 
 
 def methods_study(
@@ -42,10 +41,10 @@ def methods_study(
     overrides: Sequence[str] = (),
     source: str | None = None,
 ) -> Study:
-    """The recipe with each method in place of its own; ``overrides`` are in it already, and said. ``source`` is what
-    ``load_recipe`` was given, for the command that repeats it: a file of one's own is not found by its name.
+    """The recipe with each method in place of its own; it has the ``overrides`` already, and the table names them.
+    ``source`` is the argument of ``load_recipe``, for the command that repeats the study.
 
-    Beside the methods asked for there are all others: what an earlier command trained in ``out`` stays in the table.
+    All other methods are arms too: runs that an earlier command trained in ``out`` stay in the table.
     """
     _refuse_replaced(overrides)
     named = shlex.quote(source or recipe.name)
@@ -64,7 +63,7 @@ def methods_study(
 
 
 def _refuse_replaced(overrides: Sequence[str]) -> None:
-    """A table must not say that something was changed which every method replaces."""
+    """Refuse overrides of fields that every method replaces: the table would claim a change that did not happen."""
     instead = {
         "method": "each method stands in its place; choose some with --only",
         "epochs": "give --epochs",
@@ -89,73 +88,76 @@ def study_methods(
     *,
     names: Sequence[str],
     seeds: int,
-    engine: str = "together",
-    workers: int = 2,
-    device: str | None = None,
+    engine: StudyEngine | None = None,
+    run_options: RunOptions | None = None,
     overrides: Sequence[str] = (),
     source: str | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Train each method, its seeds side by side and no other beside them, so that its seconds are its own.
 
-    Returns what study.json has: as of every study, and memory, FLOPs and seconds of each method besides.
+    The summary also has memory, FLOPs and seconds of each method.
     """
     study = methods_study(recipe, out, names, seeds, overrides, source)
-    images = load(recipe.data.name, data, recipe.data.size)
-    cost_of = functools.cache(lambda arm: _cost(study.arm(arm), images))
+    spec = load_images(recipe, data).spec
+    cost_of = functools.cache(lambda arm: _cost(study.arm(arm), spec))
 
-    def report(study: Study, last: bool) -> dict[str, Any]:
+    def output(study: Study, last: bool) -> Summary:
         summary = summarize(study)
-        for arm, found in zip(study.arms, summary["arms"], strict=True):
-            found.update(cost_of(arm.name), seconds_per_epoch=_seconds(study, arm))
+        arms = tuple(
+            found.model_copy(
+                update={**cost_of(arm.name), "seconds_per_epoch": _seconds(study, arm)}
+            )
+            for arm, found in zip(study.arms, summary.arms, strict=True)
+        )
+        summary = summary.model_copy(update={"arms": arms})
         write(out, summary, table(summary))
         return summary
 
-    return run_study(
-        study, data, only=names, engine=engine, workers=workers, device=device, report=report
-    )
+    return run_study(study, data, only=names, engine=engine, options=run_options, output=output)
 
 
-def _cost(arm: Arm, images: ImageSet) -> dict[str, float]:
-    with torch.device("meta"):  # shapes are all that counts
-        model = build_model(arm.recipe, images, seed=0)
-        spent = cost(model, torch.empty(1, *images.test_images.shape[1:]))
+def _cost(arm: Arm, spec: InputSpec) -> dict[str, float]:
+    with torch.device("meta"):  # only shapes matter
+        model = build_model(arm.recipe, spec, seed=0)
+        spent = cost(model, torch.empty(1, *spec.shape))
     return {"memory_bits": spent.memory_bits, "flops": spent.flops}
 
 
 def _seconds(study: Study, arm: Arm) -> float | None:
-    """Of an epoch and a seed: the median of the epochs, shared by the seeds that ran side by side.
+    """Seconds per epoch and seed: the median over epochs, shared by the seeds that ran side by side.
 
-    Those have the same seconds; seeds that were asked for later ran in a group of their own.
+    Those have the same seconds; seeds that were asked for later ran in another group.
     """
-    runs = [record.metrics_of(study.run_folder(arm, seed)) for seed in study.seeds]
+    runs = [study.run(arm, seed).metrics for seed in study.seeds]
     groups = [tuple(line["seconds"] for line in run) for run in runs if run]
     if not groups:
         return None
     return sum(statistics.median(group) for group in set(groups)) / len(groups)
 
 
-def table(summary: dict[str, Any]) -> str:
+def table(summary: Summary) -> str:
     """The methods as Markdown, best accuracy first."""
     lines = [
         f"{caption(summary)}\n",
         "| method | accuracy, % | memory, Kbit | FLOPs, M | s per epoch and seed |",
         "|---|---|---|---|---|",
     ]
-    for arm in sorted(summary["arms"], key=lambda a: -(a["mean"] or 0)):
-        seconds = arm["seconds_per_epoch"]
+    for arm in sorted(summary.arms, key=lambda arm: -(arm.mean or 0)):
+        assert arm.memory_bits is not None
+        assert arm.flops is not None
+        seconds = "" if arm.seconds_per_epoch is None else f"{arm.seconds_per_epoch:.2f}"
         lines.append(
-            f"| `{arm['name']}` | {_accuracy(arm)} | {arm['memory_bits'] / 1e3:,.0f} "
-            f"| {arm['flops'] / 1e6:,.2f} | {'' if seconds is None else f'{seconds:.2f}'} |"
+            f"| `{arm.name}` | {_accuracy(arm)} | {arm.memory_bits / 1e3:,.0f} | {arm.flops / 1e6:,.2f} | {seconds} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _accuracy(arm: dict[str, Any]) -> str:
-    values = accuracies(arm)
+def _accuracy(arm: ArmSummary) -> str:
+    values = arm.accuracies
     parts = []
     if values:
         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         parts.append(f"{statistics.fmean(values):.2f}{spread}")
-    stops = [run["stopped"] for run in arm["runs"] if run["stopped"]]
+    stops = [run.stopped for run in arm.runs if run.stopped]
     parts += [f"stopped: {reason}" for reason in dict.fromkeys(stops)]
     return "; ".join(parts)

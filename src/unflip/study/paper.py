@@ -6,25 +6,17 @@ What the paper leaves open is answered by the recipes; see ``docs/lns.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
-import torch
-
-from unflip import models
-from unflip.layers import binary_layers
-from unflip.runs.files import read_saved
-from unflip.study import record
-from unflip.study.arm import Arm, Draft, Paper, make_arms, options
-from unflip.study.study import Study
-from unflip.train.recipe import Data, Recipe, load_recipe, recipe_in
+from unflip.recipes.schema import Recipe
+from unflip.study.arm import Draft
+from unflip.study.experiment import BASELINE, TEACHER, Experiment
+from unflip.study.summary import Paper
 
 DOREFA, FINETUNE, MAPPING, LNS = (
     f"cifar10-resnet20-{name}" for name in ("dorefa", "finetune", "mapping", "lns")
 )
-BASELINE = "baseline"
 RHO = 0.005  # of the LNS recipe
 ALPHAS = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 RHOS = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2)
@@ -37,158 +29,19 @@ HALF = "schedule={name: step, at: [200, 300], factor: 0.1}"
 WIDE = "schedule={name: step, at: [120, 240, 320], factor: 0.2}"
 # a tenth after every quarter, as the paper has it for LNS itself
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
-STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
+STAYS = "method.lr=1e-30"  # above zero, and no weight moves
 HELD = "optimizer.latent_lr=1e-6"  # where not one latent weight moved, the loop would see a lost gradient
-OPEN = ("shortcut", "order", "pixels")  # of the paper's ResNet-20
-TEACHER, STRONGEST = "cifar10-resnet20-teacher", "cifar10-resnet20-strongest"
+STRONGEST = "cifar10-resnet20-strongest"
 NO_LOSS = "method.alpha=0.0"  # as the recipe has it: an override must not bring the loss back
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One table or figure of the paper. ``defaults`` change every recipe; ``about`` is for the command's help."""
-
-    name: str
-    title: str
-    about: str
-    drafts: tuple[Draft, ...]
-    defaults: tuple[str, ...] = ()
-    reference: str | None = None
-
-    def study(
-        self,
-        out: Path,
-        seeds: int = 5,
-        *,
-        epochs_scale: float = 1.0,
-        overrides: Sequence[str] = (),
-        baseline: Path | None = None,
-        teacher: Path | None = None,
-        tables_only: bool = False,
-    ) -> Study:
-        """The experiment in a folder. ``baseline`` holds the finished runs of one trained before, seed-0 and so on (for
-        ``tables_only``, of some seeds); ``teacher`` the one that arms which distill learn from."""
-        arms = make_arms(self.drafts, self.defaults, overrides, epochs_scale)
-        if baseline is not None:
-            if BASELINE not in (draft.name for draft in self.drafts):
-                raise ValueError(
-                    f"study {self.name} has no baseline: leave out --baseline {baseline}"
-                )
-            least = 1 if tables_only else seeds
-            arms = [
-                _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
-            ]
-        words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
-        if any(arm.trained_otherwise for arm in arms):  # else the command trains the same one
-            words.append("--baseline DIR")
-        return Study(
-            self.name,
-            tuple(_comparable(*pair) for pair in zip(arms, self.drafts, strict=True)),
-            out,
-            tuple(range(seeds)),
-            self.title,
-            " ".join([f"unflip study {self.name}", *words]),
-            _epochs_note(arms, epochs_scale),
-            self.reference,
-            teacher,
-            tuple(overrides),
-            epochs_scale,
-        )
-
-    def help(self) -> str:
-        """What the command says of itself; its example works as it stands."""
-        recipes = [load_recipe(draft.source, list(draft.changes)) for draft in self.drafts]
-        pairs = zip(self.drafts, recipes, strict=True)
-        learning = [draft.name for draft, recipe in pairs if recipe.distill]
-        train = " ".join(["unflip train", TEACHER, *self.defaults])
-        needed = f"With a teacher: {', '.join(learning)}; --teacher ({train})."
-        first = f"unflip study {self.name} --epochs-scale 0.05 --seeds 2 --data DIR"
-        without = f" --only {self.reference}" if learning else ""
-        parts = [
-            self.about,
-            f"Arms: {', '.join(draft.name for draft in self.drafts)}.",
-            *([needed] if learning else []),
-            f"Leaves study.json, table.md and figures (SVG) beside the runs. A first look: {first}{without}",
-        ]
-        return "\n\n".join(parts)
-
-
-def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
-    """The baseline's runs of another folder, of ``least`` seeds or more: the same images, network and method, or the
-    arms mean nothing."""
-    runs = [folder / f"seed-{seed}" for seed in range(seeds)]
-    missing = [run for run in runs if not record.finished(run)]
-    if seeds - len(missing) < least:
-        raise ValueError(f"--baseline {folder}: {missing[0]} is not a finished run")
-    otherwise = []
-    for run in (run for run in runs if run not in missing):
-        differs = [d for d in record.difference(run, arm.recipe) if not d.startswith("name ")]
-        wrong = [d for d in differs if d.startswith(("data", "model", "method"))]
-        if wrong:
-            raise ValueError(
-                f"--baseline {folder} is another network's: {'; '.join(wrong)}. Give one of this network and these "
-                "images, or leave out --baseline to train it"
-            )
-        if differs:
-            print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
-            otherwise.append(run)
-    given = replace(arm, finished_in=folder)
-    return _as_trained(given, otherwise[0]) if otherwise else given
-
-
-def _as_trained(arm: Arm, run: Path) -> Arm:
-    """With the recipe of its runs: what the arm's own would give stands nowhere in the table."""
-    recipe = recipe_in(run).model_copy(update={"name": arm.recipe.name})
-    return replace(arm, recipe=recipe, trained_otherwise=True)
-
-
-def _comparable(arm: Arm, draft: Draft) -> Arm:
-    """The paper's figures are of CIFAR-10's test images, a network of its size and its epochs, and belong beside
-    nothing else."""
-    meant = load_recipe(draft.source, list(draft.changes))
-    same = (
-        arm.recipe.data == Data(name="cifar10")
-        and arm.recipe.epochs == meant.epochs
-        and _size(arm.recipe) == _size(meant)
-    )
-    return arm if same else replace(arm, paper=None)
-
-
-def _size(recipe: Recipe) -> dict[str, Any]:
-    """The network without what the paper leaves open."""
-    return {k: v for k, v in recipe.model.model_dump().items() if k not in OPEN}
-
-
-def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
-    text = "Epochs: " + ", ".join(
-        f"{epochs} ({kind})"
-        for kind, epochs in (
-            ("from scratch", _epochs(arms, None)),
-            ("from the baseline", _epochs(arms, BASELINE)),
-        )
-        if epochs
-    )
-    if scale == 1:
-        return f"{text}."
-    given = any(arm.finished_in for arm in arms)
-    return f"{text}; {'the latter ' if given else ''}{scale:g} × those of the recipes."
-
-
-def _epochs(arms: Sequence[Arm], start: str | None) -> str:
-    found = {epochs for arm in arms if arm.start == start for epochs in _trained(arm)}
-    return " or ".join(map(str, sorted(found)))
-
-
-def _trained(arm: Arm) -> set[int]:
-    """The epochs of an arm: its recipe's, or those of runs that were trained elsewhere."""
-    if arm.finished_in is None:
-        return {arm.recipe.epochs}
-    results = arm.finished_in.glob("seed-*/result.json")
-    return {read_saved(result, "epochs")["epochs"] for result in results}
-
-
 def _binary_weights(recipe: Recipe) -> int:
-    with torch.device("meta"):  # shapes are all that counts
+    import torch  # not for declaring studies
+
+    from unflip import models
+    from unflip.layers import binary_layers
+
+    with torch.device("meta"):  # only shapes matter
         model = models.create(recipe.model.name, "dorefa", **recipe.model.options)
     return sum(layer.weight.numel() for _, layer in binary_layers(model))
 
@@ -219,8 +72,9 @@ def _latent(times: float) -> Callable[[Recipe], list[str]]:
 
 def _slow(recipe: Recipe) -> list[str]:
     """The mapping at a hundredth of the rate that it would have."""
-    rate = recipe.optimizer.mapping_lr or recipe.optimizer.lr
-    return [f"optimizer.mapping_lr={rate / 100:g}"]
+    assert isinstance(recipe.method, dict)
+    rate = recipe.method["lr"] or recipe.optimizer.lr
+    return [f"method.lr={rate / 100:g}"]
 
 
 def _distill(temperature: float, weight: float) -> str:
@@ -528,9 +382,3 @@ FINAL = Experiment(
 
 _ALL = (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA, CONTROLS, CORRECTIONS, BEYOND, FINAL)
 EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
-
-
-def reference_of(study: str, said: str | None) -> str | None:
-    """The arm that a study compares the others with: what its summary says, or what its experiment has."""
-    known = EXPERIMENTS.get(study)
-    return said or (known.reference if known else None)

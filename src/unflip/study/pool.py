@@ -1,7 +1,7 @@
-"""Engine ``pool``: processes of this machine, one for each arm in training.
+"""Engine ``pool``: processes of this machine, one per task.
 
-A process is started anew for each arm (spawn), so that what one compiles and allocates is gone with it. What it prints
-goes to ``OUT/ARM/train.log``. It stops, and saves, when the process that started it is gone.
+Each task gets a new process (spawn), so that compiled code and memory are released with it. Its output goes to
+``OUT/ARM/train.log``. It saves and stops when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Pool:
 
     def stop(self) -> None:
         for process, _ in self.running.values():
-            process.terminate()  # as SIGTERM it is noticed between two steps
+            process.terminate()  # SIGTERM is noticed between two steps
         for process, _ in self.running.values():
             process.join()
         self.running.clear()
@@ -81,17 +81,17 @@ def _work(task: Task, answer: Connection, log: Path, workers: int) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
         task.run()
     except KeyboardInterrupt as raised:
-        print(raised, flush=True)  # someone wanted it
+        print(raised, flush=True)  # it was asked for
         error = raised
     except BaseException as raised:
         traceback.print_exc()  # to the log: only the error itself goes back
         error = _portable(raised)
-    with suppress(BrokenPipeError):  # no one is there to hear it
+    with suppress(BrokenPipeError):  # nobody listens any more
         answer.send(error)
 
 
 def _print_to(log: Path) -> None:
-    """Lines of several processes in one terminal are of no use to anyone."""
+    """Lines of several processes mixed in one terminal would be unreadable."""
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
@@ -100,7 +100,7 @@ def _print_to(log: Path) -> None:
 
 
 def _stop_with_parent() -> None:
-    """Someone who kills a study does not want to look for its processes."""
+    """A person who kills a study should not have to look for its processes."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -112,7 +112,7 @@ def _stop_with_parent() -> None:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error if it survives the way to another process, else one that says the same."""
+    """The error itself if it can be sent to another process, otherwise one with the same text."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

@@ -1,4 +1,4 @@
-"""A task: runs that are trained side by side, in this process or in one of their own."""
+"""A task: runs that are trained side by side, in this process or in another one."""
 
 from __future__ import annotations
 
@@ -7,55 +7,43 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unflip.data import ImageSet, load
-from unflip.study import record
-from unflip.train.loop import Job, TrainingStopped, train_together
+from unflip.recipes.schema import Recipe
+from unflip.train.job import Job, RunOptions
+from unflip.train.loop import TrainingStopped, train_together
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some jobs, with all that another process needs to know to do them."""
+    """Some jobs, with all that another process needs to do them."""
 
     name: str
     jobs: tuple[Job, ...]
     data: Path | None
-    device: str | None
-    turn: Path | None = None
-    evaluate_every: int = 1
+    options: RunOptions
 
     def run(self) -> None:
-        wanted = self.jobs[0].recipe.data
-        images = load(wanted.name, self.data, wanted.size)
-        train_jobs(self.jobs, images, self.device, self.turn, evaluate_every=self.evaluate_every)
+        train_jobs(self.jobs, load_images(self.jobs[0].recipe, self.data), self.options)
 
 
-def train_jobs(
-    jobs: Sequence[Job],
-    images: ImageSet,
-    device: str | None = None,
-    turn: Path | None = None,
-    quiet: bool = False,
-    evaluate_every: int = 1,
-) -> None:
-    """Train side by side; a run that stops leaves its reason, and the others go on from their last checkpoint."""
+def load_images(recipe: Recipe, folder: Path | None) -> ImageSet:
+    """The images of a recipe's data set."""
+    return load(recipe.data.name, folder, recipe.data.size)
+
+
+def train_jobs(jobs: Sequence[Job], images: ImageSet, options: RunOptions) -> None:
+    """Train side by side. A run that stops keeps its reason, and the others resume from their last checkpoint."""
     left = list(jobs)
     while left:
         try:
-            train_together(
-                left,
-                images,
-                device=device,
-                turn=turn,
-                quiet=quiet,
-                evaluate_every=evaluate_every,
-            )
+            train_together(left, images, options)
             return
         except TrainingStopped as stop:
-            folder = stop.folder or (left[0].folder if len(left) == 1 else None)
+            run = stop.run or (left[0].run if len(left) == 1 else None)
             reason = str(stop)
-        if folder is None:  # one of several, and it did not say which
+        if run is None:  # one of several, and it is not known which
             for job in left:
-                train_jobs([job], images, device, turn, quiet, evaluate_every)
+                train_jobs([job], images, options)
             return
-        print(f"{folder} stopped: {reason}", flush=True)
-        record.note_stop(folder, reason)
-        left = [job for job in left if job.folder != folder]
+        print(f"{run} stopped: {reason}", flush=True)
+        run.stop(reason)
+        left = [job for job in left if job.run != run]

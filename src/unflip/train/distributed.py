@@ -21,12 +21,17 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from unflip.train.recipe import Recipe
+from unflip.recipes.schema import Recipe
 
 
 def launched() -> bool:
     """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def speaks() -> bool:
+    """Whether this process prints for all: rank 0 under torchrun, also before the group is made."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def rank() -> int:

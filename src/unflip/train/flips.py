@@ -1,7 +1,8 @@
-"""What an epoch has moved: signs that flipped, signs other than their latent weight's, how far latent weights went.
+"""What changed in an epoch: signs that flipped, signs that differ from their latent weight's, how far latent weights
+moved.
 
-It takes some hundred small operations a network, most of them a launch and next to no work. Beside a captured step
-they are captured too: many networks side by side would otherwise stand still for a tenth of the time.
+Counting takes about a hundred small operations per network, most of them a launch with almost no work. Beside a
+captured step they are captured too: otherwise many networks side by side would idle for a tenth of the time.
 """
 
 from __future__ import annotations
@@ -19,21 +20,16 @@ from unflip.ste import sign
 
 
 class Counts(NamedTuple):
-    """Of one epoch, over all binary layers."""
+    """Counts of one epoch, over all binary layers."""
 
     flips: int
     off_sign: int  # binary weights that are not the sign of their own latent weight
-    latent_change: (
-        float  # Σ |W − W at the start| / Σ |W|: their speed, to compare methods at the same one
-    )
+    latent_change: float  # Σ |W − W at the start| / Σ |W|: the speed of the latent weights
     weights: int
 
 
-class Moved:
+class Flips:
     """Signs and latent weights at the epoch's start, by layer, and how they differ at its end."""
-
-    # Of any network: a capture that fails can harm those after it (pytorch#180395).
-    capture_failed = False
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -43,9 +39,10 @@ class Moved:
         self.weights = sum(values.numel() for values in self.signs.values())
         self.captured: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
         self.capture_next = False
+        self.capture_failed = False
 
     def since_the_start(self) -> Counts | None:
-        """What has moved; from here on, the next epoch's start is now. None for a network without binary layers."""
+        """The counts; the next epoch starts now. None for a network without binary layers."""
         if not self.signs:
             return None
         if self.captured is not None:
@@ -53,7 +50,7 @@ class Moved:
             graph.replay()
         else:
             counts, now = self._count()
-            if self.capture_next and not Moved.capture_failed:
+            if self.capture_next:
                 self._capture(counts)
             self.remember(now)
         flips, off_sign, latent_change = counts.tolist()  # a GPU is asked once
@@ -61,7 +58,7 @@ class Moved:
 
     @torch.no_grad()
     def remember(self, now: dict[str, Tensor] | None = None) -> None:
-        """The epoch starts here. ``now``: the signs, where they are known."""
+        """The epoch starts here. ``now`` are the signs, if they are known."""
         for name, values in (now or signs(self.model)).items():
             self.signs[name].copy_(values)
         for name, layer in binary_layers(self.model):
@@ -83,7 +80,7 @@ class Moved:
         return torch.stack([flipped, off, moved / all_of_it]), now
 
     def _capture(self, expected: Tensor) -> None:
-        """Counting and remembering as one CUDA graph, which has to count what was just counted."""
+        """Capture counting and remembering as one CUDA graph; its first counts must equal ``expected``."""
         self.capture_next = False
         try:
             graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -101,8 +98,8 @@ class Moved:
                 raise RuntimeError(f"it counts {counts.tolist()}, not {expected.tolist()}")
             self.captured = graph, counts
         except Exception as error:
-            Moved.capture_failed = True
-            reason = error.__context__ or error  # ending a capture that has failed raises, too
+            self.capture_failed = True
+            reason = error.__context__ or error  # ending a failed capture raises too
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             warnings.warn(f"counting flips without a CUDA graph: {reason}", stacklevel=2)

@@ -10,16 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip import methods, models
-from unflip.binarize import load_twin
-from unflip.data import ImageSet
 from unflip.data.source import Images, mix
 from unflip.kernels import stem_conv
 from unflip.kernels.mapping import shared_predictions
-from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epoch
-from unflip.methods.lns import trust_mappings
+from unflip.layers import (
+    after_step,
+    auxiliary_losses,
+    binary_layers,
+    start_epoch,
+    state_restored,
+)
+from unflip.methods.base import Method
+from unflip.recipes.schema import Distill, Recipe
 from unflip.train import distributed
-from unflip.train.recipe import Distill, Recipe
 
 # Multiplies the loss so that float16 gradients do not underflow; divided out before the optimizer.
 LOSS_SCALE = 512.0
@@ -54,35 +57,6 @@ def divergence(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
 
 
-def build_model(recipe: Recipe, data: ImageSet, seed: int) -> nn.Module:
-    """The recipe's network for these data; the same seed gives the same weights on any device."""
-    options = {**recipe.model.options, **_shape_options(recipe, data)}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return models.create(recipe.model.name, recipe.method, **options)
-
-
-def _shape_options(recipe: Recipe, data: ImageSet) -> dict[str, int]:
-    """What the images decide of a network. A recipe that has it otherwise would fail far from here, or in the loss."""
-    channels, height, width = data.train_images.shape[1:]
-    decided = {"in_channels": channels, "num_classes": len(data.classes), "image_size": height}
-    known = models.all_options(recipe.model.name, {})
-    decided = {name: value for name, value in decided.items() if name in known}
-    for name, value in decided.items():
-        given = recipe.model.options.get(name, value)
-        if given != value:
-            raise ValueError(
-                f"recipe {recipe.name} has model.{name}={given}, but {recipe.data.name} has {len(data.classes)} "
-                f"classes and images of {channels}×{height}×{width}: leave it out, or give {value}"
-            )
-    if "image_size" in decided and height != width:
-        raise ValueError(
-            f"recipe {recipe.name}: {recipe.model.name} takes square images, and those of {recipe.data.name} are "
-            f"{height}×{width}"
-        )
-    return decided
-
-
 class Learner:
     """A seed's model, optimizer and running sums, all on one device.
 
@@ -112,8 +86,9 @@ class Learner:
         self.layers = [n for n, _ in binary_layers(self.model)]
         with torch.no_grad():
             self.auxiliary_layers = list(auxiliary_losses(self.model))
-        self.groups = _parameter_groups(self.model, recipe)
-        self.optimizers = _make_optimizers(recipe, self.groups, device)
+        self.method = None if recipe.method == "float" else recipe.resolved_method()
+        self.groups = _parameter_groups(self.model, recipe, self.method)
+        self.optimizers = _make_optimizers(recipe, self.method, self.groups, device)
         steps = len(images) // recipe.batch_size
         if steps == 0:
             raise ValueError(
@@ -229,8 +204,8 @@ class Learner:
         of_optimizers = self._optimizer_state()
         for name in of_optimizers.keys() - self.optimizer_keys:
             raise ValueError(
-                f"method {methods.resolve(self.recipe.method)}: its optimizer has made {name} in a step. It should "
-                "make all its state when it is made itself, as Bop does: a resumed run has nowhere to put it otherwise"
+                f"method {self.method}: its optimizer made {name} during a step. It should make all its state in its "
+                "constructor, as Bop does: otherwise a resumed run cannot restore it"
             )
         state |= of_optimizers
         state["sums.loss"] = self.loss_sum
@@ -266,42 +241,42 @@ class Learner:
         for tensor in self.state().values():
             distributed.broadcast(tensor)
         if distributed.rank() > 0:
-            trust_mappings(self.model)  # rank 0 says if they are untaught
+            state_restored(self.model)
 
     def snapshot(self) -> dict[str, Tensor]:
         return {k: v.detach().clone() for k, v in self.state().items()}
 
 
-def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Latent weights, parameters of weight binarizers, and the rest, each with its rate."""
+def _parameter_groups(
+    model: nn.Module, recipe: Recipe, method: Method | None
+) -> list[dict[str, Any]]:
+    """Latent weights, the method's own groups, and the rest, each with its learning rate."""
     rates = recipe.optimizer
-    latent = {id(layer.weight) for _, layer in binary_layers(model)}
-    groups: dict[str, list[nn.Parameter]] = {"latent": [], "mapping": [], "rest": []}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in latent:
-            groups["latent"].append(parameter)
-        elif "weight_binarizer" in name.split("."):
-            groups["mapping"].append(parameter)
-        else:
-            groups["rest"].append(parameter)
-    peaks = {"latent": rates.latent_lr, "mapping": rates.mapping_lr, "rest": rates.lr}
+    latent = {id(layer.weight): layer.weight for _, layer in binary_layers(model)}
+    own = method.parameter_groups(model) if method is not None else []
+    taken = latent.keys() | {id(p) for group in own for p in group.parameters}
+    groups: list[tuple[str, list[Any], float | None]] = [
+        ("latent", [p for p in model.parameters() if id(p) in latent], rates.latent_lr),
+        *((group.name, list(group.parameters), group.lr) for group in own),
+        ("rest", [p for p in model.parameters() if id(p) not in taken], None),
+    ]
     return [
-        {"name": name, "params": parameters, "peak_lr": peaks[name] or rates.lr}
-        for name, parameters in groups.items()
+        {"name": name, "params": parameters, "peak_lr": lr or rates.lr}
+        for name, parameters, lr in groups
         if parameters
     ]
 
 
 def _make_optimizers(
-    recipe: Recipe, groups: list[dict[str, Any]], device: torch.device
+    recipe: Recipe, method: Method | None, groups: list[dict[str, Any]], device: torch.device
 ) -> list[torch.optim.Optimizer]:
-    """The recipe's optimizer, and the method's own for the latent weights where it has one.
+    """The recipe's optimizer, and the method's own for the latent weights if it has one.
 
     A method's own optimizer makes its state when it is made.
     """
     own = None
-    if recipe.method != "float" and groups[0]["name"] == "latent":
-        own = methods.resolve(recipe.method).latent_optimizer(groups[0]["params"])
+    if method is not None and groups[0]["name"] == "latent":
+        own = method.latent_optimizer(groups[0]["params"])
     for group in own.param_groups if own is not None else ():
         _follow_schedule(group, device)
     rest = groups[1:] if own is not None else groups
@@ -358,13 +333,3 @@ def _initial_state(recipe: Recipe, parameter: Tensor, device: torch.device) -> d
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return {"momentum_buffer": torch.zeros_like(parameter)} if recipe.optimizer.momentum else {}
-
-
-def load_start(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Take over a finished run's weights; the method may be another one."""
-    load_twin(model, model_state(state))
-
-
-def model_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The model's part of a :meth:`Learner.state`, under the model's own names."""
-    return {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}

@@ -1,82 +1,41 @@
-"""The training loop: epochs, evaluation, one JSON line an epoch, checkpoints, signals, resuming.
-
-A run lives in a folder ``OUT/seed-N``:
-
-    recipe.json       the recipe with every default filled in, and the seed
-    provenance.json   images, start, teacher and threads (see provenance.py)
-    metrics.jsonl     one line an epoch
-    checkpoint-*      the last two checkpoints (see checkpoint.py)
-    result.json       written last: the run is finished
-"""
+"""The training loop: epochs, evaluation, checkpoints, signals, resuming. ``runs/run.py`` says what a run leaves."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from unflip import models
 from unflip.data import ImageSet
 from unflip.data.source import Images
-from unflip.methods.lns import Learned, set_flip_rates, warm_start
+from unflip.recipes.build import build_model
+from unflip.recipes.load import needed_recipe, needed_source, run_name
+from unflip.recipes.schema import Recipe, is_weights
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs import provenance
-from unflip.runs.checkpoint import CheckpointError
-from unflip.runs.files import read_saved, refuse_other_seed
-from unflip.runs.run import leave_nothing_behind, lock, recipe_difference, seed_folder
+from unflip.runs.folders import locked, new_folders
+from unflip.runs.run import Run
 from unflip.train import distributed
 from unflip.train.engine import Engine
-from unflip.train.flip_rates import flip_rates
-from unflip.train.gpu_lock import take_turn
+from unflip.train.gpu_lock import hold_gpu
 from unflip.train.health import TrainingStopped
-from unflip.train.learner import Learner, build_model, load_start
-from unflip.train.live_run import Seed
+from unflip.train.job import Job, RunOptions
+from unflip.train.learner import Learner
+from unflip.train.live_run import LiveRun, Position
 from unflip.train.progress import Progress
-from unflip.train.recipe import Recipe, recipe_in
 from unflip.train.signals import interrupt, sigterm_as_ctrl_c, stop_signals
+from unflip.train.start import load_first_weights
 from unflip.train.teacher import Teacher, load_teacher
-from unflip.train.weights import ACCEPTED, HOW, is_weights, load_weights
 
-__all__ = ["Job", "TrainingStopped", "train", "train_together"]
+__all__ = ["Job", "RunOptions", "TrainingStopped", "train", "train_together"]
 
 LONG_EPOCH_SECONDS = 60.0  # without a checkpoint: then one is written in the middle of the epoch
-SAVING_SHARE = 0.02  # of the time, at most: many large networks side by side save less often
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: a recipe and a seed, the folder of the recipe's seeds, and the finished runs that it starts from (or a
-    file of weights) and learns from."""
-
-    recipe: Recipe
-    seed: int
-    out: Path
-    start: Path | None = None
-    teacher: Path | None = None
-
-    @property
-    def folder(self) -> Path:
-        return self.out / f"seed-{self.seed}"
-
-
-@dataclass(frozen=True)
-class How:
-    """What does not change the result: where and how loudly a run is trained."""
-
-    device: torch.device
-    eager: bool
-    tensorboard: bool
-    checkpoint_seconds: float
-    quiet: bool
-    turn: Path | None
-    evaluate_every: int
+SAVING_SHARE = 0.02  # of the time at most: many large networks side by side save less often
 
 
 def train(
@@ -87,76 +46,95 @@ def train(
     seeds: Sequence[int] = (0,),
     start: Path | None = None,
     teacher: Path | None = None,
-    device: str | None = None,
-    eager: bool = False,
-    tensorboard: bool = False,
-    checkpoint_seconds: float = 20.0,
-    quiet: bool = False,
-    turn: Path | None = None,
-    evaluate_every: int = 1,
+    options: RunOptions | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``recipe`` on ``data`` for each seed, side by side; returns their results.
 
-    A seed that is finished in ``out`` is not run again, one that was interrupted goes on. ``start`` is the
-    run folder of the recipe named by ``recipe.start``, or a .safetensors file of weights, ``teacher`` the run folder of
-    the one that ``recipe.distill`` names. Ctrl-C and SIGTERM save before they stop. ``turn`` is a file that processes
-    sharing a GPU have in common: they compile side by side, and one at a time runs its epochs. Accuracy is measured
-    every ``evaluate_every`` epochs and after the last; between, it is null in the metrics.
+    A seed that is finished in ``out`` is not run again, and an interrupted one resumes. Ctrl-C and SIGTERM save before
+    they stop. ``start`` is a finished run of the recipe that ``recipe.start`` names, or a .safetensors file of weights;
+    ``teacher`` a finished run of the one that ``recipe.distill`` names. Where these are not given, they are looked for
+    in the folder beside ``out`` that has that recipe's name, and trained there first if they are not finished.
     """
-    return train_together(
-        [Job(recipe, seed, out, start, teacher) for seed in seeds],
-        data,
-        device=device,
-        eager=eager,
-        tensorboard=tensorboard,
-        checkpoint_seconds=checkpoint_seconds,
-        quiet=quiet,
-        turn=turn,
-        evaluate_every=evaluate_every,
-    )
+    options = options or RunOptions()
+    start = start or _needed_run(recipe, "start", data, out, seeds, options)
+    teacher = teacher or _needed_run(recipe, "distill", data, out, seeds, options)
+    jobs = [Job(recipe, seed, Path(out), start, teacher) for seed in seeds]
+    return train_together(jobs, data, options)
+
+
+def _needed_run(
+    recipe: Recipe,
+    field: Any,
+    data: ImageSet,
+    out: Path,
+    seeds: Sequence[int],
+    options: RunOptions,
+) -> Path | None:
+    """The run that ``recipe`` names in ``start`` or ``distill``, trained now if necessary.
+
+    Runs that are finished do not need it any more: then it is None unless it is still there to be compared.
+    """
+    source = needed_source(recipe, field)
+    if source is None:
+        return None
+    left = _unfinished(out, seeds, options.device)
+    if is_weights(source):
+        return Path(source) if left or Path(source).exists() else None
+    seeds = seeds if field == "start" else (0,)
+    if not left:
+        beside = Path(out).parent / run_name(str(source))
+        return None if _unfinished(beside, seeds, options.device) else beside
+    needed = needed_recipe(recipe, field)
+    if needed.name == recipe.name:
+        raise ValueError(f"recipe {recipe.name} names itself in {field}: name another recipe")
+    beside = Path(out).parent / needed.name
+    if _unfinished(beside, seeds, options.device):
+        if not options.quiet and distributed.speaks():
+            verb = "starts from" if field == "start" else "learns from"
+            print(
+                f"{recipe.name} {verb} {needed.name}, which is not finished in {beside}: training that first"
+            )
+        train(needed, data, beside, seeds=seeds, options=options)
+    return beside
+
+
+def _unfinished(out: Path, seeds: Sequence[int], device: str | None) -> bool:
+    """Whether a seed has no result; under torchrun, as rank 0 sees the folder."""
+    missing = any(not Run.of_seed(out, seed).finished for seed in seeds)
+    with distributed.process_group(device):
+        return bool(distributed.from_rank_0(missing))
 
 
 def train_together(
-    jobs: Sequence[Job],
-    data: ImageSet,
-    *,
-    device: str | None = None,
-    eager: bool = False,
-    tensorboard: bool = False,
-    checkpoint_seconds: float = 20.0,
-    quiet: bool = False,
-    turn: Path | None = None,
-    evaluate_every: int = 1,
+    jobs: Sequence[Job], data: ImageSet, options: RunOptions | None = None
 ) -> list[dict[str, Any]]:
     """Train several runs side by side, of one recipe or of several that take the same steps.
 
     On a GPU they are branches of one captured graph, which keeps it busy as one small network cannot.
     """
+    options = options or RunOptions()
     _refuse_unequal(jobs)
     _refuse_unused(jobs)
-    check_device(device)
-    if evaluate_every < 1:
-        raise ValueError(f"evaluate_every={evaluate_every} should be at least 1")
-    with distributed.process_group(device) as chosen:
-        how = How(
-            torch.device(chosen or ("cuda" if torch.cuda.is_available() else "cpu")),
-            # Several GPUs talk between kernels: their steps are neither compiled nor captured.
-            eager or distributed.launched(),
-            tensorboard,
-            checkpoint_seconds,
-            quiet or distributed.rank() > 0,
-            turn if distributed.rank() == 0 else None,  # the others wait for rank 0
-            evaluate_every,
+    check_device(options.device)
+    with distributed.process_group(options.device) as chosen:
+        first = distributed.rank() == 0
+        here = replace(
+            options,
+            device=chosen or ("cuda" if torch.cuda.is_available() else "cpu"),
+            # Several GPUs communicate between kernels: their steps are neither compiled nor captured.
+            eager=options.eager or distributed.launched(),
+            quiet=options.quiet or not first,
+            gpu_lock=options.gpu_lock if first else None,  # the others wait for rank 0
         )
-        return _train_in_group(jobs, jobs[0].recipe.data.of(data), how)
+        return _Training(jobs, jobs[0].recipe.data.of(data), here).run()
 
 
 def check_device(device: str | None) -> None:
-    """Refuse a device that is not there (None: whichever is)."""
-    if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"device={device!r} should be cpu or cuda")
+    """Refuse a GPU that this machine does not have."""
     if device is not None and device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}, but torch {torch.__version__} finds no GPU here")
+        raise ValueError(
+            f"device={device!r}, but torch {torch.__version__} finds no GPU here: use cpu"
+        )
 
 
 def _refuse_unequal(jobs: Sequence[Job]) -> None:
@@ -172,359 +150,260 @@ def _refuse_unequal(jobs: Sequence[Job]) -> None:
 
 
 def _refuse_unused(jobs: Sequence[Job]) -> None:
-    """Where nothing starts from a run or learns from it, naming one is a mistake."""
+    """A start or teacher that the recipe has no use for is a mistake."""
     for job in jobs:
         name = job.recipe.name
         if job.start is not None and job.recipe.start is None:
             hint = f": give start={job.start} instead" if is_weights(job.start) else ""
-            raise ValueError(f"recipe {name} starts from nothing, but --start is {job.start}{hint}")
+            raise ValueError(f"recipe {name} has no start, but --start is {job.start}{hint}")
         if job.teacher is not None and job.recipe.distill is None:
             raise ValueError(f"recipe {name} has no teacher, but --teacher is {job.teacher}")
 
 
-def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[str, Any]]:
-    results = distributed.from_rank_0([_finished(job, data) for job in jobs])
-    waiting = [i for i, result in enumerate(results) if result is None]
-    if not waiting:
+class _Training:
+    """Jobs on one device, from their folders to their results."""
+
+    def __init__(self, jobs: Sequence[Job], data: ImageSet, options: RunOptions) -> None:
+        self.jobs, self.data, self.options = jobs, data, options
+        assert options.device is not None
+        self.device = torch.device(options.device)
+        self.first = distributed.rank() == 0
+
+    def run(self) -> list[dict[str, Any]]:
+        results = distributed.from_rank_0([self._finished(job) for job in self.jobs])
+        waiting = [i for i, result in enumerate(results) if result is None]
+        if not waiting:
+            return results
+        source = Images(self.data, self.device)
+        folders = [self.jobs[i].run.folder for i in waiting] if self.first else []
+        with sigterm_as_ctrl_c(), new_folders(folders) as begun, locked(folders):
+            groups = distributed.from_rank_0(self._groups(waiting) if self.first else None)
+            teachers = self._teachers([self.jobs[i] for i in waiting], source)
+            for group, at in groups:
+                runs = self._prepare([self.jobs[i] for i in group], source, teachers, at)
+                begun()
+                with _nan_explained(runs[0].recipe), stop_signals() as stop:
+                    finished = self._train(runs, at, stop)
+                for i, result in zip(group, finished, strict=True):
+                    results[i] = result
+                if stop and self.first:  # after the last step: these are finished, no others begin
+                    interrupt(stop[0])
         return results
-    images = Images(data, how.device)
-    first = distributed.rank() == 0
-    folders = [jobs[i].folder for i in waiting] if first else []
-    with sigterm_as_ctrl_c(), leave_nothing_behind(folders) as begun, lock(folders):
-        groups = distributed.from_rank_0(_side_by_side(jobs, waiting, how.quiet) if first else None)
-        teachers = _teachers([jobs[i] for i in waiting], data, images, how)
-        for group, at in groups:
-            runs = _prepare([jobs[i] for i in group], data, images, teachers, at, how)
-            if how.tensorboard and first:
-                for run in runs:
-                    run.open_tensorboard()
-            if first:
-                _resume(runs, at, how.quiet)
-            begun()
-            with _nan_explained(runs[0].recipe), stop_signals() as stop:
-                finished = _run(runs, at, stop, how)
-            for i, result in zip(group, finished, strict=True):
-                results[i] = result
-            if stop and first:  # after the last step: these are finished, and no others are begun
-                interrupt(stop[0])
-    return results
 
+    def _say(self, text: str) -> None:
+        if not self.options.quiet:
+            print(text, flush=True)
 
-def _side_by_side(
-    jobs: Sequence[Job], waiting: list[int], quiet: bool
-) -> list[tuple[list[int], tuple[int, int] | None]]:
-    """Which of the waiting runs go on together from a checkpoint all of them have whole (None: from the start).
+    def _finished(self, job: Job) -> dict[str, Any] | None:
+        """The result of a finished run. Refused if the folder holds a run of another recipe, or of other images, start
+        or teacher."""
+        if job.run.exists:
+            job.run.refuse_other_seed()
+            job.run.refuse_other_recipe(job.recipe.plain())
+            provenance.refuse_another(job.run, self.data.fingerprint, job.origins)
+        return job.run.result
 
-    That is one group, unless someone asks for more seeds after one was interrupted half-way: the old one
-    is finished first, then the new ones begin.
-    """
-    groups: list[tuple[list[int], set[tuple[int, int]]]] = []
-    for i in waiting:
-        whole, problems = checkpoints.survey(jobs[i].folder)
-        for problem in problems if not quiet else ():
-            before = "using the checkpoint before it" if whole else "starting again"
-            print(f"warning: {problem}; {before}", flush=True)
-        for members, common in groups:
-            if common & set(whole) or not (common or whole):
-                members.append(i)
-                common &= set(whole)
-                break
-        else:
-            groups.append(([i], set(whole)))
-    return [(members, max(common, default=None)) for members, common in groups]
+    def _groups(self, waiting: list[int]) -> list[tuple[list[int], Position | None]]:
+        """Which of the waiting runs are trained together, from a checkpoint that all of them have (None: the start).
 
+        That is one group, unless more seeds are asked for after one was interrupted half-way: then the old one is
+        finished first.
+        """
+        groups: list[tuple[list[int], set[Position]]] = []
+        for i in waiting:
+            whole, problems = checkpoints.survey(self.jobs[i].run.folder)
+            for problem in problems:
+                before = "using the checkpoint before it" if whole else "starting again"
+                self._say(f"warning: {problem}; {before}")
+            for members, common in groups:
+                if common & set(whole) or not (common or whole):
+                    members.append(i)
+                    common &= set(whole)
+                    break
+            else:
+                groups.append(([i], set(whole)))
+        return [(members, max(common, default=None)) for members, common in groups]
 
-def _finished(job: Job, data: ImageSet) -> dict[str, Any] | None:
-    """The result of a finished run; an error if the folder holds another recipe's, or one of other images, start or
-    teacher."""
-    saved = job.folder / "recipe.json"
-    if saved.exists():
-        refuse_other_seed(job.folder, job.seed)
-        there = read_saved(saved, "recipe")["recipe"]
-        difference = recipe_difference(there, job.recipe)
-        if difference:
-            raise CheckpointError(
-                f"{job.folder} holds a run of another recipe: {'; '.join(difference)}. "
-                "Choose another --out, or delete that folder."
-            )
-        provenance.refuse_another(job, data)
-    path = job.folder / "result.json"
-    return read_saved(path, "accuracy", "epochs") if path.exists() else None
+    def _teachers(self, jobs: Sequence[Job], source: Images) -> dict[Path | None, Teacher]:
+        """One teacher for all runs that learn from it."""
+        found: dict[Path | None, Teacher] = {}
+        for job in jobs:
+            distill, folder = job.recipe.distill, job.teacher
+            if distill is None:
+                continue
+            if folder is None:
+                raise ValueError(
+                    f"recipe {job.recipe.name} learns from a run of {distill.teacher}: give --teacher"
+                )
+            if folder not in found:
+                run = Run.find(folder)
+                self._say(f"computing the logits of the teacher in {run} for every crop and flip")
+                found[folder] = load_teacher(run, job.recipe, self.data, source, self.device)
+        return found
 
+    def _prepare(
+        self,
+        jobs: Sequence[Job],
+        source: Images,
+        teachers: Mapping[Path | None, Teacher],
+        at: Position | None,
+    ) -> list[LiveRun]:
+        """Runs that stand at their checkpoint, or at their first weights."""
+        # Arms of a sweep begin alike; a run alone need not keep what no other will ask for.
+        memo: dict[str, Any] | None = {} if len(jobs) > 1 else None
+        runs = [self._prepare_run(job, source, teachers.get(job.teacher), at, memo) for job in jobs]
+        for run in runs if self.first else ():
+            if self.options.tensorboard:
+                run.open_tensorboard()
+            lost = run.resume(at)
+            if lost:
+                which = ", ".join(map(str, lost))
+                self._say(
+                    f"warning: the metrics of {run.run} have lost the lines of epochs {which}"
+                )
+        if at is not None and self.first:
+            self._say(f"resuming at epoch {at[0] + 1}, step {at[1]}")
+        return runs
 
-def _teachers(
-    jobs: Sequence[Job], data: ImageSet, images: Images, how: How
-) -> dict[Path | None, Teacher]:
-    """One teacher for all runs that learn from it."""
-    found: dict[Path | None, Teacher] = {}
-    for job in jobs:
-        distill, folder = job.recipe.distill, job.teacher
-        if distill is None:
-            continue
-        if folder is None:
-            raise ValueError(
-                f"recipe {job.recipe.name} learns from a run of {distill.teacher}: give --teacher"
-            )
-        if folder not in found:
-            seed = seed_folder(folder, 0)
-            if not how.quiet:
-                print(f"asking the teacher in {seed} about every crop and flip", flush=True)
-            found[folder] = load_teacher(seed, job.recipe, data, images, how.device)
-    return found
+    def _prepare_run(
+        self,
+        job: Job,
+        source: Images,
+        teacher: Teacher | None,
+        at: Position | None,
+        memo: dict[str, Any] | None,
+    ) -> LiveRun:
+        model = build_model(job.recipe, source.spec, job.seed).to(self.device)
+        if self.first:
+            threads = torch.get_num_threads() if self.device.type == "cpu" else None
+            if at is None:  # otherwise a checkpoint brings the weights
+                eager, quiet = self.options.eager, self.options.quiet
+                load_first_weights(
+                    job, model, self.data, self.device, eager=eager, quiet=quiet, memo=memo
+                )
+                provenance.write(job.run, self.data.fingerprint, job.origins, threads)
+            elif before := provenance.note_threads(job.run, threads):
+                self._say(
+                    f"warning: resuming {job.run} with {threads} CPU threads; it was started with {before}. "
+                    "Results will differ in the last digits from an uninterrupted run."
+                )
+        logits = None if teacher is None else teacher.logits
+        learner = Learner(job.recipe, model, source, self.device, logits)
+        run = LiveRun(job, learner)
+        if self.first:
+            run.begin()
+        return run
 
+    def _train(
+        self, runs: list[LiveRun], at: Position | None, stop: list[int]
+    ) -> list[dict[str, Any]]:
+        for run in runs:
+            run.learner.take_from_rank_0()
+            if not self.first:
+                run.flips.remember()
+        with self._engine(runs) as engine:
+            for run in runs:
+                run.flips.capture_next = engine.graph is not None
+            _restore_position(runs, *(at or (0, 0)))
+            with hold_gpu(self.options.gpu_lock, stop), self._progress(runs, engine) as progress:
+                return self._epochs(runs, engine, progress, at or (0, 0), stop)
 
-def _prepare(
-    jobs: Sequence[Job],
-    data: ImageSet,
-    images: Images,
-    teachers: Mapping[Path | None, Teacher],
-    at: tuple[int, int] | None,
-    how: How,
-) -> list[Seed]:
-    # Arms that differ in α begin alike; one run alone need not keep what no other asks for.
-    learned: Learned | None = {} if len(jobs) > 1 else None
-    return [
-        _prepare_run(job, data, images, teachers.get(job.teacher), at, how, learned) for job in jobs
-    ]
+    def _progress(self, runs: list[LiveRun], engine: Engine) -> Progress:
+        names = list(dict.fromkeys(run.recipe.name for run in runs))
+        seeds = list(dict.fromkeys(run.seed for run in runs))
+        epochs = runs[0].recipe.epochs
+        return Progress(", ".join(names), epochs, seeds, engine.mode, self.options.quiet)
 
-
-def _prepare_run(
-    job: Job,
-    data: ImageSet,
-    images: Images,
-    teacher: Teacher | None,
-    at: tuple[int, int] | None,
-    how: How,
-    learned: Learned | None,
-) -> Seed:
-    model = build_model(job.recipe, data, job.seed).to(how.device)
-    if distributed.rank() == 0:
-        threads = torch.get_num_threads() if how.device.type == "cpu" else None
-        if at is None:  # otherwise a checkpoint brings the weights
-            _first_weights(job, model, data, how, learned)
-            # Not later: what earlier epochs saw is known to no one.
-            provenance.write(job, data, threads)
-        elif (before := provenance.keep_threads(job.folder, threads)) and not how.quiet:
-            print(
-                f"warning: {job.folder} goes on with torch's threads at {threads}, and had {before}: its last digits "
-                "will be others than without a stop",
-                flush=True,
-            )
-        saved = {"recipe": job.recipe.plain(), "seed": job.seed}
-        data_bytes = json.dumps(saved, indent=1).encode() + b"\n"
-        checkpoints.write_atomically(job.folder / "recipe.json", data_bytes)
-    answers = None if teacher is None else teacher.answers
-    learner = Learner(job.recipe, model, images, how.device, answers)
-    return Seed(job.recipe, job.seed, job.folder, learner, len(data.classes))
-
-
-def _first_weights(
-    job: Job, model: nn.Module, data: ImageSet, how: How, learned: Learned | None
-) -> None:
-    """Bring the model to where its first epoch starts."""
-    estimated = (
-        isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated"
-    )
-    folder = _start_folder(job)
-    if folder is not None and is_weights(folder):
-        if estimated:
-            raise ValueError(
-                f"method.rates=estimated forks the run that recipe {job.recipe.name} starts from, and {folder} is a "
-                "file of weights: give --start a finished run"
-            )
-        load_weights(model, folder)
-    elif folder is not None:
-        _refuse_other_start(job.recipe, folder, data)
-        state = checkpoints.load_usable(folder).tensors
-        load_start(model, state)
-        if estimated:
-            _estimate_flip_rates(model, folder, state, data, how)
-    options = job.recipe.warm_start
-    if options is None:
-        return
-    tell = None if how.quiet else _layer_by_layer(job.seed)
-    reached = warm_start(model, options.steps, options.lr, options.agreement, tell, learned)
-    if not how.quiet:
-        print(
-            f"seed {job.seed}: warm start, signs agree on {min(reached.values()):.4%} "
-            f"or more in each of {len(reached)} layers",
-            flush=True,
-        )
-
-
-def _layer_by_layer(seed: int, every: float = 10.0) -> Callable[[str, float], None]:
-    """Says how far a warm start has come, where it takes long."""
-    said, layers = time.monotonic(), 0
-
-    def tell(name: str, agreement: float) -> None:
-        nonlocal said, layers
-        layers += 1
-        if time.monotonic() - said >= every:
-            said = time.monotonic()
-            print(
-                f"seed {seed}: warm start, {layers} layers so far, signs of {name} agree on {agreement:.4%}",
-                flush=True,
-            )
-
-    return tell
-
-
-def _refuse_other_start(recipe: Recipe, folder: Path, data: ImageSet) -> None:
-    """Weights of other images, or of another network: those may fit its tensors and mean nothing."""
-    differ = provenance.other_images(folder, recipe, data)
-    if differ:
-        raise ValueError(
-            f"recipe {recipe.name} has data {differ[1]}, the run it starts from in {folder} has "
-            f"{differ[0]}, and may have seen images that are held out here"
-        )
-    refuse_other_network(recipe, recipe_in(folder), f"the run it starts from in {folder}")
-
-
-def refuse_other_network(recipe: Recipe, start: Recipe, what: str) -> None:
-    """``what`` the recipe ``start`` is of, for the message."""
-    theirs, mine = (
-        {"name": m.name, **models.all_options(m.name, m.options)}
-        for m in (start.model, recipe.model)
-    )
-    for option in sorted(theirs.keys() & mine.keys()):
-        if theirs[option] != mine[option]:
-            raise ValueError(
-                f"recipe {recipe.name} has model.{option}={mine[option]}, {what} has {theirs[option]}: it is another "
-                "network's"
-            )
-
-
-def _start_folder(job: Job) -> Path | None:
-    """The finished run that ``recipe.start`` names, or a file of weights in its place."""
-    recipe, start, seed = job.recipe, job.start, job.seed
-    if recipe.start is None:
-        return None
-    if start is None:
-        what = "the weights in" if is_weights(recipe.start) else "a run of"
-        raise ValueError(f"recipe {recipe.name} starts from {what} {recipe.start}: give --start")
-    if is_weights(start):
-        return start
-    folder = seed_folder(start, seed)
-    if folder.is_file():
-        raise ValueError(f"--start {start} should be a finished run's folder, or {ACCEPTED}; {HOW}")
-    if not (folder / "result.json").exists():
-        raise ValueError(
-            f"recipe {recipe.name} starts from a finished run of {recipe.start}, seed {seed}; "
-            f"{folder} is not one. Run: unflip train {recipe.start}"
-        )
-    return folder
-
-
-def _estimate_flip_rates(
-    model: nn.Module, folder: Path, state: dict[str, Tensor], data: ImageSet, how: How
-) -> None:
-    """LNS with ``rates: estimated``: fork the baseline, and see which signs disagree."""
-    there = read_saved(folder / "recipe.json", "recipe", "seed")
-    recipe = Recipe.model_validate(there["recipe"])
-    baseline = build_model(recipe, data, there["seed"])
-    load_start(baseline, state)
-    rates = flip_rates(
-        baseline.to(how.device),
-        recipe,
-        data,
-        seed=there["seed"],
-        device=str(how.device),
-        eager=how.eager,
-    )
-    set_flip_rates(model, rates.for_weights(model))
-    if not how.quiet:
-        low, high = (
-            min(b.rho for b in rates.whole.values()),
-            max(b.rho for b in rates.whole.values()),
-        )
-        print(f"flip rates of the baseline's layers: {low:.3%} to {high:.3%}", flush=True)
-
-
-def _run(
-    runs: list[Seed], at: tuple[int, int] | None, stop: list[int], how: How
-) -> list[dict[str, Any]]:
-    epoch, step = at or (0, 0)
-    for run in runs:
-        run.learner.take_from_rank_0()
-        if distributed.rank() > 0:
-            run.moved.remember()
-    engine = _engine(runs, how)
-    for run in runs:
-        run.moved.capture_next = engine.graph is not None
-    _restore_position(runs, epoch, step)
-    names = list(dict.fromkeys(run.recipe.name for run in runs))
-    seeds = list(dict.fromkeys(run.seed for run in runs))
-    epochs, steps = runs[0].recipe.epochs, runs[0].learner.steps
-    lines: list[dict[str, Any]] = []
-    with (
-        take_turn(how.turn, stop),
-        Progress(", ".join(names), epochs, seeds, engine.mode, how.quiet) as progress,
-    ):
+    def _epochs(
+        self,
+        runs: list[LiveRun],
+        engine: Engine,
+        progress: Progress,
+        at: Position,
+        stop: list[int],
+    ) -> list[dict[str, Any]]:
+        (epoch, step), epochs = at, runs[0].recipe.epochs
+        lines: list[dict[str, Any]] = []
         saved_at = began = time.monotonic()
-        pause = how.checkpoint_seconds
+        pause = self.options.checkpoint_seconds
         while epoch < epochs:
             epoch_began = time.monotonic()
-            while step < steps:
-                engine.step()
-                step += 1
-                stopping = bool(stop) and distributed.rank() == 0
-                if stopping or time.monotonic() - saved_at > LONG_EPOCH_SECONDS:
-                    _save(runs, epoch, step)
-                    saved_at = time.monotonic()
-                if stopping:
-                    interrupt(stop[0])
-                if engine.graph is None:
-                    progress.step(epoch, step, steps)
-            if how.device.type == "cuda":
-                # The epoch's steps are still on their way.
-                for run in runs if epoch + 1 < epochs else ():
-                    run.learner.plan_ahead(run.seed, epoch + 1)
-                torch.cuda.synchronize()
+            saved_at = self._steps(runs, engine, progress, (epoch, step), stop, saved_at)
+            self._plan_next(runs, epoch + 1)
             seconds = time.monotonic() - epoch_began
-            due = (epoch + 1) % how.evaluate_every == 0 or epoch + 1 == epochs
-            lines = [_end_epoch(run, epoch, seconds, due) for run in runs]
+            due = (epoch + 1) % self.options.evaluate_every == 0 or epoch + 1 == epochs
+            lines = [run.end_epoch(epoch, seconds, due) for run in runs]
             progress.epoch(epoch, lines)
             epoch, step = epoch + 1, 0
             if epoch == epochs or time.monotonic() - saved_at > pause:
                 saving = time.monotonic()
-                _save(runs, epoch, 0)
+                self._save(runs, epoch, 0)
                 saved_at = time.monotonic()
-                pause = _pause(how.checkpoint_seconds, saved_at - saving)
+                pause = _pause(self.options.checkpoint_seconds, saved_at - saving)
             if epoch < epochs:
                 _start_epoch(runs, epoch)
-    total = time.monotonic() - began
-    if not lines:  # everything was done but for the last file
-        lines = [run.last_line() for run in runs]
-    return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
+        total = time.monotonic() - began
+        if not lines:  # an earlier process did everything but write the result
+            lines = [run.last_line() for run in runs]
+        return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
 
+    def _steps(
+        self,
+        runs: list[LiveRun],
+        engine: Engine,
+        progress: Progress,
+        at: Position,
+        stop: list[int],
+        saved_at: float,
+    ) -> float:
+        """The steps of an epoch that are left; returns when a checkpoint was written last."""
+        epoch, step = at
+        steps = runs[0].learner.steps
+        while step < steps:
+            engine.step()
+            step += 1
+            stopping = bool(stop) and self.first
+            if stopping or time.monotonic() - saved_at > LONG_EPOCH_SECONDS:
+                self._save(runs, epoch, step)
+                saved_at = time.monotonic()
+            if stopping:
+                interrupt(stop[0])
+            if engine.graph is None:
+                progress.step(epoch, step, steps)
+        return saved_at
 
-def _engine(runs: list[Seed], how: How) -> Engine:
-    began = time.monotonic()
-    slow = how.device.type == "cuda" and not how.eager and not how.quiet
-    if slow:
-        print("compiling, which takes a minute or two", flush=True)
-    engine = Engine([run.learner for run in runs], compiled=not how.eager, captured=not how.eager)
-    if slow:
-        print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
-    return engine
+    def _plan_next(self, runs: list[LiveRun], epoch: int) -> None:
+        """Plan the next epoch while a GPU is still busy with this one's steps, then wait for them."""
+        if self.device.type != "cuda":
+            return
+        for run in runs if epoch < runs[0].recipe.epochs else ():
+            run.learner.plan_ahead(run.seed, epoch)
+        torch.cuda.synchronize()
+
+    def _engine(self, runs: list[LiveRun]) -> Engine:
+        began = time.monotonic()
+        compiled = self.device.type == "cuda" and not self.options.eager
+        if compiled:
+            self._say("compiling, which takes a minute or two")
+        learners = [run.learner for run in runs]
+        engine = Engine(learners, compiled=not self.options.eager, captured=not self.options.eager)
+        if compiled:
+            self._say(f"ready after {time.monotonic() - began:.0f} s")
+        return engine
+
+    def _save(self, runs: list[LiveRun], epoch: int, step: int) -> None:
+        for run in runs if self.first else ():
+            run.save(epoch, step)
 
 
 def _pause(seconds: float, last: float) -> float:
-    """How long to go on without a checkpoint if the last one took ``last``: ``seconds``, or up to ten times that."""
+    """How long to train without a checkpoint if the last one took ``last``: ``seconds``, or up to ten times that."""
     return max(seconds, min(last / SAVING_SHARE, 10 * seconds))
-
-
-def _end_epoch(run: Seed, epoch: int, seconds: float, evaluate: bool) -> dict[str, Any]:
-    try:
-        return run.end_epoch(epoch, seconds, evaluate)
-    except TrainingStopped as stop:
-        stop.folder = run.folder  # of those side by side
-        raise
 
 
 @contextmanager
 def _nan_explained(recipe: Recipe) -> Iterator[None]:
-    """On a CPU a binary layer refuses a NaN by name; say where it comes from."""
+    """On a CPU a binary layer refuses a NaN by name; add where it usually comes from."""
     try:
         yield
     except ValueError as error:
@@ -535,28 +414,8 @@ def _nan_explained(recipe: Recipe) -> Iterator[None]:
         ) from error
 
 
-def _resume(runs: list[Seed], at: tuple[int, int] | None, quiet: bool) -> None:
-    """Bring every seed to the checkpoint they have in common, and drop what lies beyond it.
-
-    A new run begins with a checkpoint: a warm start is not repeated, and a disk that takes none is found
-    out before the training, not after it.
-    """
-    for run in runs:
-        checkpoints.drop_after(run.folder, at)
-        lost = run.cut_metrics(at[0] if at else 0)
-        if lost and not quiet:
-            which = ", ".join(map(str, lost))
-            print(f"warning: {run.metrics} has lost its lines of epochs {which}", flush=True)
-        if at is None:
-            checkpoints.save(run.folder, run.checkpoint(0, 0))
-        else:
-            run.restore(checkpoints.load_at(run.folder, *at))
-    if at is not None and not quiet:
-        print(f"resuming at epoch {at[0] + 1}, step {at[1]}", flush=True)
-
-
-def _restore_position(runs: list[Seed], epoch: int, step: int) -> None:
-    """Where in the epoch's plan to go on; sums were restored and must survive ``start_epoch``."""
+def _restore_position(runs: list[LiveRun], epoch: int, step: int) -> None:
+    """Continue in the middle of an epoch's plan; the restored sums must survive ``start_epoch``."""
     if epoch >= runs[0].recipe.epochs:
         return
     sums = [(run.learner.loss_sum.clone(), run.learner.auxiliary_sum.clone()) for run in runs]
@@ -568,17 +427,9 @@ def _restore_position(runs: list[Seed], epoch: int, step: int) -> None:
             run.learner.auxiliary_sum.copy_(auxiliary)
 
 
-def _start_epoch(runs: list[Seed], epoch: int) -> None:
+def _start_epoch(runs: list[LiveRun], epoch: int) -> None:
     for run in runs:
         factor = run.recipe.schedule.factor_at(epoch, run.recipe.epochs)
-        # On a GPU, dropout draws from the global generator: make that resumable by epochs.
+        # On a GPU, dropout draws from the global generator: seeding it per epoch makes that resumable.
         torch.manual_seed(run.seed * 1_000_003 + epoch)
         run.learner.start_epoch(run.seed, epoch, factor)
-
-
-def _save(runs: list[Seed], epoch: int, step: int) -> None:
-    if distributed.rank() > 0:
-        return
-    for run in runs:
-        run.keep_metrics()
-        checkpoints.save(run.folder, run.checkpoint(epoch, step))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from unflip.runs.provenance import PARTS
-from unflip.train.recipe import Recipe, load_recipe, recipe_names
+from unflip.recipes.load import load_recipe, recipe_names
+from unflip.recipes.schema import Recipe
 
 MISSING = object()
 
@@ -22,29 +23,27 @@ def as_yaml(recipe: dict[str, Any]) -> str:
     )
 
 
-def train_command(recipe: dict[str, Any], seeds: list[int], given: dict[str, Any]) -> str:
-    """``unflip train`` with what differs from the shipped recipe of that name, or with a file of one's own; start and
-    teacher as they were named, where that is known."""
-    name = recipe["name"]
-    differing = _overrides(recipe) if name in recipe_names() else None
-    words = [name, *differing] if differing is not None else [f"{name}.yaml"]
-    if recipe["data"]["name"] != "digits":
+def train_command(recipe: Recipe, start: Path | None = None, teacher: Path | None = None) -> str:
+    """``unflip train`` with what differs from the shipped recipe of that name, or with a YAML file; ``start`` and
+    ``teacher`` as they were named. ``--seeds`` is for the caller to add: see :func:`with_seeds`."""
+    differing = _overrides(recipe) if recipe.name in recipe_names() else None
+    words = [recipe.name, *differing] if differing is not None else [f"{recipe.name}.yaml"]
+    if recipe.data.name != "digits":
         words += ["--data", "DIR"]
-    for part in (part for part in PARTS if part in given):
-        words += [f"--{part}", given[part]["folder"]]
-    if max(seeds, default=0) > 0:
-        words += ["--seeds", str(max(seeds) + 1)]
+    for option, folder in (("--start", start), ("--teacher", teacher)):
+        words += [option, str(folder)] if folder else []
     return shlex.join(["unflip", "train", *words])
 
 
-def _overrides(recipe: dict[str, Any]) -> list[str] | None:
+def with_seeds(command: str, seeds: Sequence[int]) -> str:
+    """The command for all of ``seeds``."""
+    most = max(seeds, default=0)
+    return f"{command} --seeds {most + 1}" if most > 0 else command
+
+
+def _overrides(recipe: Recipe) -> list[str] | None:
     """``field=value`` for each difference; None where overrides cannot say it."""
-    try:
-        here = Recipe.model_validate(recipe).plain()  # fills in fields that are newer than the run
-    except ValueError:
-        return None
-    shipped = load_recipe(recipe["name"]).plain()
-    found = list(_differences(shipped, here))
+    found = list(_differences(load_recipe(recipe.name).plain(), recipe.plain()))
     if any(value is MISSING for _, value in found):
         return None
     return [f"{path}={_text(value)}" for path, value in found]

@@ -1,58 +1,57 @@
-"""What a study takes from elsewhere, looked at before anything is trained: the baseline's weights, and the teacher."""
+"""What a study takes from elsewhere, checked before anything is trained: the baseline's weights, and the teacher."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from unflip.runs import checkpoint as checkpoints
+from unflip.recipes.load import load_recipe, recipe_names
+from unflip.recipes.schema import Data, Recipe
 from unflip.runs import provenance
-from unflip.runs.run import seed_folder
-from unflip.study import record
+from unflip.runs.run import Run
 from unflip.study.arm import Arm
-from unflip.train.recipe import Data, Recipe, load_recipe, recipe_names
 
 
-def check_weights(arm: Arm, runs: Sequence[Path]) -> None:
-    """Runs that are finished have weights that others can start from: a baseline's, or the study's own."""
+def check_weights(arm: Arm, runs: Sequence[Run]) -> None:
+    """Finished runs must have weights that others can start from: a baseline's, or the study's own."""
     for run in runs:
         problem = _unusable(run)
         if problem and arm.finished_in is None:
             raise ValueError(
-                f"{problem}. What is left of the study starts from that run: put its checkpoint back, or choose "
-                "another --out to train all of it anew"
+                f"{problem}. Runs that are left in the study start from that one: restore its checkpoint, or choose "
+                "another --out to train everything again"
             )
         if problem:
             raise ValueError(
-                f"--baseline {arm.finished_in}: {problem}; no arm can start from metrics alone: leave out --baseline "
+                f"--baseline {arm.finished_in}: {problem}; no arm can start from metrics alone. Leave out --baseline "
                 "to train one"
             )
 
 
-def _unusable(run: Path) -> str | None:
+def _unusable(run: Run) -> str | None:
     """Why a finished run has no weights to take; None if it has."""
     try:
-        checkpoints.load_usable(run)
+        run.load_checkpoint()
     except ValueError as error:
         return str(error)
     return None
 
 
 def check_teacher(folder: Path | None, arm: Arm) -> None:
-    """The teacher is finished, has weights, and has seen no image that is held out here."""
+    """The teacher must be finished, have weights, and have seen no image that is held out here."""
     distill = arm.recipe.distill
     assert distill is not None
     wanted = f"arm {arm.name!r} learns from a finished run of {distill.teacher}"
     otherwise = f"(unflip train {_words(arm.recipe)}), or leave the arm out with --only"
     if folder is None:
         raise ValueError(f"{wanted}: give its folder as --teacher {otherwise}")
-    run = seed_folder(folder, 0)
-    if not record.finished(run):
+    run = Run.find(folder)
+    if not run.finished:
         raise ValueError(f"{wanted}; --teacher {folder} is not one: give another {otherwise}")
     problem = _unusable(run)
     if problem:
         raise ValueError(f"{wanted}; --teacher {folder}: {problem}; or give another {otherwise}")
-    differ = provenance.other_images(run, arm.recipe)
+    differ = provenance.other_images(run, arm.recipe.data, arm.recipe.plain()["data"])
     if differ:
         raise ValueError(
             f"arm {arm.name!r} has data {differ[1]}, the one in --teacher {folder} has {differ[0]}, "
@@ -61,7 +60,7 @@ def check_teacher(folder: Path | None, arm: Arm) -> None:
 
 
 def _words(recipe: Recipe) -> str:
-    """What trains the teacher on the same images."""
+    """The arguments that train the teacher on the same images."""
     assert recipe.distill is not None
     name = recipe.distill.teacher
     usual = load_recipe(name).data if name in recipe_names() else Data(name=recipe.data.name)

@@ -1,0 +1,39 @@
+"""The network of a recipe."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from unflip import models
+from unflip.data.spec import InputSpec
+from unflip.recipes.schema import Recipe
+
+
+def build_model(recipe: Recipe, inputs: InputSpec, seed: int) -> nn.Module:
+    """The recipe's network for these inputs; the same seed gives the same weights on any device."""
+    options = {**recipe.model.options, **_decided_by_images(recipe, inputs)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return models.create(recipe.model.name, recipe.method, **options)
+
+
+def _decided_by_images(recipe: Recipe, inputs: InputSpec) -> dict[str, int]:
+    """Options of the network that follow from the images. A recipe that contradicts them would fail far from here."""
+    channels, height, width = inputs.shape
+    decided = {"in_channels": channels, "num_classes": len(inputs.classes), "image_size": height}
+    known = models.all_options(recipe.model.name, {})
+    decided = {name: value for name, value in decided.items() if name in known}
+    for name, value in decided.items():
+        given = recipe.model.options.get(name, value)
+        if given != value:
+            raise ValueError(
+                f"recipe {recipe.name} has model.{name}={given}, but {recipe.data.name} has {len(inputs.classes)} "
+                f"classes and images of {channels}×{height}×{width}: leave it out, or give {value}"
+            )
+    if "image_size" in decided and height != width:
+        raise ValueError(
+            f"recipe {recipe.name}: {recipe.model.name} takes square images, and those of {recipe.data.name} are "
+            f"{height}×{width}"
+        )
+    return decided

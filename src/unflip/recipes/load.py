@@ -1,0 +1,173 @@
+"""Reading recipes: the shipped ones by name, YAML files by path, and ``field=value`` overrides."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import typing
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ValidationError
+
+from unflip.recipes.schema import Recipe, is_weights
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message names the field and what would be right."""
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with unflip."""
+    folder = resources.files("unflip.recipes")
+    return sorted(Path(str(f)).stem for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def load_recipe(source: str | Path, overrides: Sequence[str] | None = None) -> Recipe:
+    """A shipped recipe by name or a YAML file by path, with ``field=value`` overrides applied."""
+    values = read_values(source, overrides or ())
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        raise RecipeError(_explain(str(source), error)) from None
+    if _is_file(source):
+        recipe.found_in(Path(source).parent, *(re.split("[=.]", o)[0] for o in overrides or ()))
+    return recipe
+
+
+def read_values(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A recipe's values with overrides applied, neither checked nor filled in: this does not need torch."""
+    values = _read(source)
+    for override in overrides:
+        _override(values, override)
+    return values
+
+
+def needed_source(recipe: Recipe, field: Literal["start", "distill"]) -> str | Path | None:
+    """What ``recipe`` names in ``start`` or ``distill.teacher``, as :func:`load_recipe` takes it: a shipped recipe's
+    name, or the path of a YAML file or a file of weights. None if it names nothing."""
+    named = recipe.start if field == "start" else recipe.distill and recipe.distill.teacher
+    if named is None or not (_is_file(named) or is_weights(named)):
+        return named
+    path = recipe.beside(field) / named
+    if _is_file(named) and not path.is_file():
+        raise RecipeError(
+            f"recipe {recipe.name}: {field} names {named!r}, but there is no file {path}. Give the path relative to the "
+            "folder of the recipe that names it"
+        )
+    return path
+
+
+def needed_recipe(recipe: Recipe, field: Literal["start", "distill"]) -> Recipe:
+    """The recipe that ``recipe`` starts from or learns from, on the same images and, for a start, with the same
+    network. Modules that ``recipe`` uses are used there too: these may define both."""
+    source = needed_source(recipe, field)
+    assert source is not None
+    parts = ("data", "model") if field == "start" else ("data",)
+    plain = recipe.plain()
+    fields = [f"{part}.{k}={json.dumps(v)}" for part in parts for k, v in plain[part].items()]
+    modules = list(dict.fromkeys([*load_recipe(source).uses, *recipe.uses]))
+    return load_recipe(source, [*fields, f"uses={json.dumps(modules)}"])
+
+
+def run_name(named: str) -> str:
+    """The folder of the run of a recipe that another names: a shipped recipe, or a YAML file."""
+    return Path(named).name.removesuffix(".yaml").removesuffix(".yml")
+
+
+def _is_file(source: str | Path) -> bool:
+    return Path(source).suffix in (".yaml", ".yml")
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-3 as a string; people write it as a number."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"),
+    list("-+0123456789"),
+)
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    if _is_file(source):
+        if not path.is_file():
+            raise RecipeError(f"there is no recipe file {path}")
+        text, name = path.read_text(encoding="utf-8"), path.stem
+    else:
+        name = str(source)
+        if name not in recipe_names():
+            near = difflib.get_close_matches(name, recipe_names(), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise RecipeError(
+                f"unknown recipe {name!r}.{hint} Shipped: {', '.join(recipe_names())}; "
+                "or give the path of a .yaml file."
+            )
+        text = (resources.files("unflip.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    try:
+        values = yaml.load(text, _Yaml)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise RecipeError(
+            f"{source} should be a YAML mapping of fields, not {type(values).__name__}"
+        )
+    return {"name": name, **values}
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Apply ``optimizer.lr=0.01`` to the nested mapping."""
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise RecipeError(
+            f"override {override!r} should look like field=value, e.g. optimizer.lr=0.01"
+        )
+    *parents, field = path.split(".")
+    target = values
+    for parent in parents:
+        if isinstance(target.get(parent), str):  # method: dorefa -> method: {name: dorefa}
+            target[parent] = {"name": target[parent]}
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise RecipeError(f"override {override!r}: {parent!r} has no fields of its own")
+    target[field] = _value(override, text)
+
+
+def _value(override: str, text: str) -> Any:
+    if re.fullmatch(r"0\d+", text):  # method.inputs=01 is a name; YAML reads an octal number
+        return text
+    try:
+        return yaml.load(text, _Yaml)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError(f"override {override!r} is not YAML: {reason}") from None
+
+
+def _explain(source: str, error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"]) or "together"
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{field}: unknown field.{_nearest_field(problem['loc'])}")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            whole = isinstance(problem["input"], dict)  # too long to show, or not there at all
+            given = "" if whole else f" (got {problem['input']!r})"
+            lines.append(f"{field}: {message}{given}")
+    return f"recipe {source}: " + "; ".join(lines)
+
+
+def _nearest_field(location: tuple[int | str, ...]) -> str:
+    part: Any = Recipe
+    for step in location[:-1]:
+        part = part.model_fields[str(step)].annotation
+        part = next((p for p in typing.get_args(part) if p is not type(None)), part)  # X | None
+    fields = list(getattr(part, "model_fields", {}))
+    near = difflib.get_close_matches(str(location[-1]), fields, n=1, cutoff=0.4)
+    return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(fields)}."

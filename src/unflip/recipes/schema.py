@@ -1,0 +1,250 @@
+"""A recipe: one experiment as a YAML file, checked field by field."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from unflip.data import KNOWN as KNOWN_DATA
+from unflip.data import ImageSet
+from unflip.hints import known
+from unflip.uses import use
+
+if TYPE_CHECKING:
+    from unflip.methods import Method
+
+WEIGHTS = "a .safetensors file of the network's weights"
+OTHER_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".npz", ".onnx", ".unflip")
+MAKE_WEIGHTS = (
+    "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'weights.safetensors') makes one of a state dict "
+    "of torch"
+)
+
+
+def is_weights(name: str | Path) -> bool:
+    """Whether a start is a file of weights, not a recipe or a run."""
+    return Path(name).suffix == ".safetensors"
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message names the field and what would be right."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Data(_Part):
+    """Which images. ``validation`` holds that many training images out *as the test set*. ``size``, of a folder's
+    images: the shorter side is resized to it and the centre cut out; without, all have one size."""
+
+    name: str
+    validation: Annotated[int, Field(ge=0)] = 0
+    size: Count | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return known(value, KNOWN_DATA, "data set")
+
+    def of(self, images: ImageSet) -> ImageSet:
+        """The images as a run sees them."""
+        return images.split(self.validation) if self.validation else images
+
+    def __str__(self) -> str:
+        size = "" if self.size is None else f" of size {self.size}"
+        return f"{self.name}{size} with {self.validation:,} images held out"
+
+    @model_validator(mode="after")
+    def _size_is_of_folders(self) -> Data:
+        if self.size is not None and self.name != "folder":
+            raise ValueError(f"size is for the data set 'folder', and the name is {self.name!r}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_no_size(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Recipes of other data sets are written as before there was a size."""
+        return {k: v for k, v in values(self).items() if (k, v) != ("size", None)}
+
+
+class Model(BaseModel):
+    """A registered network and its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        from unflip import models  # needs torch, which reading this file must not
+
+        return known(value, models.names(), "model")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Optimizer(_Part):
+    """``latent_lr`` is for the latent weights of binary layers; ``lr`` if it is not given."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: Positive
+    latent_lr: Positive | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NotNegative = 0.0
+
+
+class Schedule(_Part):
+    """The factor on every learning rate in each epoch."""
+
+    name: Literal["constant", "cosine", "step"] = "constant"
+    every: Count | None = None
+    at: tuple[Count, ...] = ()
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _steps(self) -> Schedule:
+        if self.name == "step" and bool(self.every) == bool(self.at):
+            raise ValueError("schedule 'step' needs either every or at")
+        if self.name != "step" and (self.every or self.at):
+            raise ValueError(f"every and at are of schedule 'step', and the name is {self.name!r}")
+        return self
+
+    def factor_at(self, epoch: int, epochs: int) -> float:
+        """For epoch 0 .. epochs - 1."""
+        if self.name == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        if self.name == "step":
+            drops = epoch // self.every if self.every else sum(epoch >= at for at in self.at)
+            return float(self.factor**drops)
+        return 1.0
+
+
+class Distill(_Part):
+    """Learn from the answers of a finished run of the recipe ``teacher`` too; see ``train/teacher.py``."""
+
+    teacher: str
+    temperature: Positive = 2.0
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+
+class Recipe(_Part):
+    """One experiment. See ``docs/training.md`` for each field."""
+
+    name: str
+    about: str = ""
+    uses: tuple[str, ...] = ()  # before the names that these modules make known
+    data: Data
+    model: Model
+    method: str | dict[str, Any] = "float"
+    start: str | None = None
+    distill: Distill | None = None
+    epochs: Count
+    batch_size: Count = 128
+    optimizer: Optimizer
+    schedule: Schedule = Schedule()
+    precision: Literal["float16", "float32"] = "float16"
+    sync_batchnorm: bool = False
+    allow_no_flips: bool = False
+    _folders: dict[str, Path] = PrivateAttr(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_folder(cls, value: str) -> str:
+        """Runs go to a folder of that name: one that leads elsewhere would take them out of --out."""
+        if value in ("", ".", "..") or "/" in value:
+            raise ValueError("should be a folder's name, for its runs: not empty, and without /")
+        return value
+
+    @field_validator("uses", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("uses")
+    @classmethod
+    def _import(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for module in value:
+            use(module)
+        return value
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """In another process, which has not read the recipe."""
+        super().__setstate__(state)
+        for module in self.uses:
+            use(module)
+
+    @model_serializer(mode="wrap")
+    def _without_no_uses(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Recipes that use no code of one's own are written as before there was such a field."""
+        return {k: v for k, v in values(self).items() if k != "uses" or v}
+
+    @field_validator("start")
+    @classmethod
+    def _recipe_or_weights(cls, value: str | None) -> str | None:
+        if value and Path(value).suffix in OTHER_WEIGHTS:
+            raise ValueError(f"should name a recipe, or {WEIGHTS}; {MAKE_WEIGHTS}")
+        return value
+
+    @field_validator("method")
+    @classmethod
+    def _method(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+        if value in ("float", {"name": "float"}):
+            return "float"
+        from unflip import methods
+
+        try:
+            return methods.resolve(value).options()
+        except TypeError as error:  # pydantic reports ValueErrors alone
+            raise ValueError(f"{error} in {value}") from None
+
+    @model_validator(mode="after")
+    def _has_the_start_that_its_method_needs(self) -> Recipe:
+        reason = None if self.method == "float" else self.resolved_method().needs_start()
+        if reason and self.start is None:
+            raise ValueError(f"{reason}: give start, the recipe whose run it starts from")
+        return self
+
+    def resolved_method(self) -> Method:
+        """The method as an object; not for ``float``."""
+        from unflip import methods
+
+        return methods.resolve(self.method)
+
+    @property
+    def steps_together(self) -> tuple[Any, ...]:
+        """What runs that are trained side by side must have in common."""
+        return self.data, self.epochs, self.batch_size, self.precision
+
+    def beside(self, field: str) -> Path:
+        """The folder from which a path in ``start`` or ``distill`` is taken: that of the recipe file which names it,
+        or the current folder where an override does."""
+        return self._folders.get(field, Path())
+
+    def found_in(self, folder: Path, *overridden: str) -> Recipe:
+        """This recipe, read from a file in ``folder``; ``overridden`` fields came from an override."""
+        fields = (field for field in ("start", "distill") if field not in overridden)
+        self._folders.update(dict.fromkeys(fields, folder))
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """The recipe as JSON values, every default filled in."""
+        return self.model_dump(mode="json")

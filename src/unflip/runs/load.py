@@ -1,0 +1,37 @@
+"""The model of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from unflip.recipes.build import build_model
+from unflip.recipes.schema import Recipe
+from unflip.runs.checkpoint import Checkpoint
+from unflip.runs.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def load_run(folder: str | os.PathLike[str], seed: int = 0) -> nn.Module:
+    """The network of a run with its trained weights, in evaluation mode, on the CPU.
+
+    ``folder`` is a run's folder, or the folder that holds the seeds of a recipe (``runs/NAME`` with seed-0, seed-1,
+    ...). A run that is not finished gives the weights of its last checkpoint.
+    """
+    return model_of(Run.find(folder, seed))
+
+
+def model_of(run: Run, checkpoint: Checkpoint | None = None) -> nn.Module:
+    """The network of a run at a checkpoint (None: its last one), in evaluation mode."""
+    recipe = Recipe.model_validate(run.recipe)
+    model = build_model(recipe, run.inputs, seed=run.seed)
+    model.load_state_dict(model_state((checkpoint or run.load_checkpoint()).tensors))
+    return model.eval()
+
+
+def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's part of a checkpoint, under the model's own names."""
+    return {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}

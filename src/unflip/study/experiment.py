@@ -1,0 +1,160 @@
+"""An experiment of a paper: arms declared once, and the study that they make in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unflip.recipes.load import load_recipe, read_values
+from unflip.recipes.schema import Data, Recipe
+from unflip.runs.run import Run
+from unflip.study.arm import Arm, Draft, make_arms, options
+from unflip.study.study import Study
+
+BASELINE = "baseline"
+TEACHER = "cifar10-resnet20-teacher"
+OPEN = ("shortcut", "order", "pixels")  # options of ResNet-20 that the paper leaves open
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of the paper. ``defaults`` change every recipe; ``about`` is for the command's help."""
+
+    name: str
+    title: str
+    about: str
+    drafts: tuple[Draft, ...]
+    defaults: tuple[str, ...] = ()
+    reference: str | None = None
+
+    def study(
+        self,
+        out: Path,
+        seeds: int = 5,
+        *,
+        epochs_scale: float = 1.0,
+        overrides: Sequence[str] = (),
+        baseline: Path | None = None,
+        teacher: Path | None = None,
+        tables_only: bool = False,
+    ) -> Study:
+        """The experiment in a folder. ``baseline`` holds the finished runs of one trained before, seed-0 and so on (for
+        ``tables_only``, of some seeds); ``teacher`` the one that arms which distill learn from."""
+        arms = make_arms(self.drafts, self.defaults, overrides, epochs_scale)
+        if baseline is not None:
+            if BASELINE not in (draft.name for draft in self.drafts):
+                raise ValueError(
+                    f"study {self.name} has no baseline: leave out --baseline {baseline}"
+                )
+            least = 1 if tables_only else seeds
+            arms = [
+                _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
+            ]
+        words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
+        if any(arm.trained_otherwise for arm in arms):  # else the command trains the same one
+            words.append("--baseline DIR")
+        return Study(
+            self.name,
+            tuple(_comparable(*pair) for pair in zip(arms, self.drafts, strict=True)),
+            out,
+            tuple(range(seeds)),
+            self.title,
+            " ".join([f"unflip study {self.name}", *words]),
+            _epochs_note(arms, epochs_scale),
+            self.reference,
+            teacher,
+            tuple(overrides),
+            epochs_scale,
+        )
+
+    def help(self) -> str:
+        """The command's help; its example runs as it is."""
+        values = [read_values(draft.source, draft.changes) for draft in self.drafts]
+        pairs = zip(self.drafts, values, strict=True)
+        learning = [draft.name for draft, recipe in pairs if recipe.get("distill")]
+        train = " ".join(["unflip train", TEACHER, *self.defaults])
+        needed = f"With a teacher: {', '.join(learning)}; --teacher ({train})."
+        first = f"unflip study {self.name} --epochs-scale 0.05 --seeds 2 --data DIR"
+        without = f" --only {self.reference}" if learning else ""
+        parts = [
+            self.about,
+            f"Arms: {', '.join(draft.name for draft in self.drafts)}.",
+            *([needed] if learning else []),
+            f"Leaves study.json, table.md and figures (SVG) beside the runs. A first look: {first}{without}",
+        ]
+        return "\n\n".join(parts)
+
+
+def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
+    """The arm with finished runs of another folder, of ``least`` seeds or more. They must have the same images, network
+    and method."""
+    runs = [Run.of_seed(folder, seed) for seed in range(seeds)]
+    missing = [run for run in runs if not run.finished]
+    if seeds - len(missing) < least:
+        raise ValueError(f"--baseline {folder}: {missing[0]} is not a finished run")
+    otherwise = []
+    for run in (run for run in runs if run not in missing):
+        differs = [d for d in run.difference(arm.recipe.plain()) if not d.startswith("name ")]
+        wrong = [d for d in differs if d.startswith(("data", "model", "method"))]
+        if wrong:
+            raise ValueError(
+                f"--baseline {folder} is of another network or other images: {'; '.join(wrong)}. Give one of this "
+                "network and these images, or leave out --baseline to train it"
+            )
+        if differs:
+            print(f"the baseline in {run} was trained differently: {'; '.join(differs)}")
+            otherwise.append(run)
+    given = replace(arm, finished_in=folder)
+    return _as_trained(given, otherwise[0]) if otherwise else given
+
+
+def _as_trained(arm: Arm, run: Run) -> Arm:
+    """The arm with the recipe of its runs: the table has no result of the arm's own recipe."""
+    recipe = Recipe.model_validate(run.recipe).model_copy(update={"name": arm.recipe.name})
+    return replace(arm, recipe=recipe, trained_otherwise=True)
+
+
+def _comparable(arm: Arm, draft: Draft) -> Arm:
+    """Drop the paper's figures unless the arm has its test images, size of network and number of epochs."""
+    meant = load_recipe(draft.source, list(draft.changes))
+    same = (
+        arm.recipe.data == Data(name="cifar10")
+        and arm.recipe.epochs == meant.epochs
+        and _size(arm.recipe) == _size(meant)
+    )
+    return arm if same else replace(arm, paper=None)
+
+
+def _size(recipe: Recipe) -> dict[str, Any]:
+    """The network without the options that the paper leaves open."""
+    return {k: v for k, v in recipe.model.model_dump().items() if k not in OPEN}
+
+
+def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
+    text = "Epochs: " + ", ".join(
+        f"{epochs} ({kind})"
+        for kind, epochs in (
+            ("from scratch", _epochs(arms, None)),
+            ("from the baseline", _epochs(arms, BASELINE)),
+        )
+        if epochs
+    )
+    if scale == 1:
+        return f"{text}."
+    given = any(arm.finished_in for arm in arms)
+    return f"{text}; {'the latter ' if given else ''}{scale:g} × those of the recipes."
+
+
+def _epochs(arms: Sequence[Arm], start: str | None) -> str:
+    found = {epochs for arm in arms if arm.start == start for epochs in _trained(arm)}
+    return " or ".join(map(str, sorted(found)))
+
+
+def _trained(arm: Arm) -> set[int]:
+    """The epochs of an arm: its recipe's, or those of runs that were trained elsewhere."""
+    if arm.finished_in is None:
+        return {arm.recipe.epochs}
+    results = [run.result for run in Run.seeds_of(arm.finished_in)]
+    return {result["epochs"] for result in results if result}

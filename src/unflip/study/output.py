@@ -1,0 +1,87 @@
+"""What a study leaves for people to read: ``study.json``, ``table.md`` and, at the end, figures."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unflip.recipes.command import train_command, with_seeds
+from unflip.runs.files import write_atomically
+from unflip.runs.provenance import unflip_version
+from unflip.study.comparison import holm, paired_tests, welch_tests
+from unflip.study.figures import draw
+from unflip.study.summary import ArmSummary, Summary
+from unflip.study.table import table
+
+if TYPE_CHECKING:
+    from unflip.study.arm import Arm
+    from unflip.study.study import Study
+
+
+def write_results(study: Study, last: bool) -> Summary:
+    """Write everything again from the runs; figures only at the end (``last``)."""
+    summary = summarize(study)
+    write(study.out, summary, table(summary))
+    if last:
+        draw(study, summary)
+    return summary
+
+
+def write(out: Path, summary: Summary, text: str) -> None:
+    summary.write(out)
+    write_atomically(out / "table.md", text.encode())
+
+
+def summarize(study: Study) -> Summary:
+    arms = tuple(_summarize_arm(study, arm) for arm in study.arms)
+    data = study.arms[0].recipe.data
+    tests, paired = welch_tests(arms), paired_tests(arms)
+    return Summary(
+        study=study.name,
+        **unflip_version(),
+        title=study.title,
+        data=data.name,
+        evaluated_on="validation" if data.validation else "test",
+        epochs_note=study.epochs_note,
+        epochs_scale=study.epochs_scale,
+        overrides=study.overrides,
+        seeds=study.seeds,
+        reference=study.reference,
+        arms=arms,
+        tests=tuple(tests),
+        paired=tuple(paired),
+        holm=tuple(holm(study.reference, tests, paired)),
+    )
+
+
+def _summarize_arm(study: Study, arm: Arm) -> ArmSummary:
+    found = [study.outcome(arm, seed) for seed in study.seeds]
+    runs = tuple(outcome for outcome in found if outcome is not None)
+    values = {run.seed: run.accuracy for run in runs if run.accuracy is not None}
+    seeds = 1 + max(values, default=len(study.seeds) - 1)
+    return ArmSummary(
+        name=arm.name,
+        label=arm.label,
+        folder=os.path.relpath(study.folder(arm), study.out),
+        start=arm.start,
+        command=_command(study, arm, seeds),
+        recipe=arm.recipe.plain(),
+        paper=arm.paper,
+        x=arm.x,
+        kept=arm.kept,
+        runs=runs,
+        mean=statistics.fmean(values.values()) if values else None,
+        std=statistics.stdev(values.values()) if len(values) > 1 else None,
+        best=max(values.values(), default=None),
+    )
+
+
+def _command(study: Study, arm: Arm, seeds: int) -> str:
+    """The command that repeats an arm, with as many seeds as the arm has."""
+    if arm.trained_otherwise:  # the study's own command would train another recipe
+        return with_seeds(train_command(arm.recipe), range(seeds))
+    command = study.command.replace(f"--seeds {len(study.seeds)}", f"--seeds {seeds}", 1)
+    teacher = " --teacher DIR" if arm.recipe.distill else ""
+    return f"{command}{teacher} --only {arm.name}".strip()

@@ -1,0 +1,59 @@
+"""What is to be trained, and how. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unflip.recipes.schema import Recipe
+from unflip.runs.provenance import Origins
+from unflip.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train: a recipe and a seed, the folder of the recipe's seeds, and the finished runs that it starts from
+    (or a file of weights) and learns from."""
+
+    recipe: Recipe
+    seed: int
+    out: Path
+    start: Path | None = None
+    teacher: Path | None = None
+
+    @property
+    def run(self) -> Run:
+        return Run.of_seed(self.out, self.seed)
+
+    @property
+    def origins(self) -> Origins:
+        return Origins(self.seed, self.start, self.teacher, self.recipe.uses)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How runs are trained, as far as it does not change their result.
+
+    device              cpu or cuda; None: cuda if available
+    eager               on a GPU: no compilation, no CUDA graph
+    tensorboard         also write TensorBoard files
+    checkpoint_seconds  the least time between two checkpoints
+    evaluate_every      measure accuracy in every N-th epoch, and in the last; otherwise it is null in the metrics
+    quiet               print nothing
+    gpu_lock            a file that processes sharing a GPU have in common: they compile side by side, and one at a
+                        time runs its epochs
+    """
+
+    device: str | None = None
+    eager: bool = False
+    tensorboard: bool = False
+    checkpoint_seconds: float = 20.0
+    evaluate_every: int = 1
+    quiet: bool = False
+    gpu_lock: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.evaluate_every < 1:
+            raise ValueError(f"evaluate_every={self.evaluate_every} should be at least 1")
+        if self.device is not None and self.device.split(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"device={self.device!r} should be cpu or cuda")
