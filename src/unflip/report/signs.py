@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -78,8 +79,8 @@ def _images_like(recipe: Recipe, state: dict[str, Tensor]) -> ImageSet:
     first = next(n for n, m in own.items() if isinstance(m, nn.Conv2d))
     last = [n for n, m in own.items() if isinstance(m, nn.Linear)][-1]
     channels, classes = state[f"{first}.weight"].shape[1], state[f"{last}.weight"].shape[0]
-    image = torch.zeros(1, channels, 1, 1, dtype=torch.uint8)
-    label = torch.zeros(1, dtype=torch.int64)
+    image = np.zeros((1, channels, 1, 1), dtype=np.uint8)
+    label = np.zeros(1, dtype=np.int64)
     names = tuple(str(i) for i in range(classes))
     ones = (1.0,) * channels
     return ImageSet(image, label, image, label, names, ones, ones, crop_padding=0, flip=False)

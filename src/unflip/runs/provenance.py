@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unflip.data import ImageSet
+from unflip.data import Dataset
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import CheckpointError
 from unflip.runs.files import read_saved
@@ -29,7 +29,7 @@ SEEN = ("training images", "classes")  # what made the weights; test images only
 EVERYTHING = (*SEEN, "test images")
 
 
-def write(job: Job, images: ImageSet, threads: int | None = None) -> None:
+def write(job: Job, images: Dataset, threads: int | None = None) -> None:
     """Keep what a run that begins now is given; ``threads`` of a CPU."""
     given: dict[str, Any] = {"images": images.fingerprint}
     for part, folder, run in _from_elsewhere(job):
@@ -62,7 +62,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     return read_saved(path, "images") if path.exists() else None
 
 
-def refuse_another(job: Job, images: ImageSet | None) -> None:
+def refuse_another(job: Job, images: Dataset | None) -> None:
     """Refuse a job whose folder holds a run that was given something else. ``images`` are as the run sees them; None,
     and a start or teacher that is not given, are not asked about."""
     given = read(job.folder)
@@ -95,7 +95,7 @@ def _warn_of_other_code(job: Job, given: dict[str, Any]) -> None:
 
 
 def changed(
-    given: dict[str, Any], images: ImageSet, parts: tuple[str, ...] = SEEN
+    given: dict[str, Any], images: Dataset, parts: tuple[str, ...] = SEEN
 ) -> list[tuple[str, str, str]]:
     """Which parts of these images are not what a run was given, with what they were and are."""
     pairs = [(part, given["images"].get(part), images.fingerprint[part]) for part in parts]
@@ -103,7 +103,7 @@ def changed(
 
 
 def other_images(
-    folder: Path, recipe: Recipe, images: ImageSet | None = None
+    folder: Path, recipe: Recipe, images: Dataset | None = None
 ) -> tuple[str, str] | None:
     """The images of the run in a folder and a recipe's own, where they differ; ``images`` are the latter, if at hand.
 

@@ -25,7 +25,7 @@ import torch
 
 from unflip import models
 from unflip.cost import cost
-from unflip.data import ImageSet
+from unflip.data import Dataset
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.files import read_saved
 from unflip.train.learner import build_model
@@ -94,7 +94,7 @@ class Found:
 
 def search_widths(
     recipe: Recipe,
-    data: ImageSet,
+    data: Dataset,
     out: Path,
     *,
     search: Search | None = None,
@@ -117,12 +117,12 @@ def search_widths(
             f"autobnn: recipe {recipe.name!r} starts from the weights of {recipe.start!r}, which fit one width alone"
         )
     if recipe.data.validation == 0:
-        held_out = recipe.data.model_copy(update={"validation": len(data.train_images) // 10})
+        held_out = recipe.data.model_copy(update={"validation": len(data) // 10})
         recipe = recipe.model_copy(update={"data": held_out})
     return _Evolution(recipe, data, out, search, fitness or _trained(data, device)).run()
 
 
-def _trained(data: ImageSet, device: str | None) -> Fitness:
+def _trained(data: Dataset, device: str | None) -> Fitness:
     def accuracy(recipe: Recipe, folder: Path) -> float:
         [result] = train(recipe, data, folder, device=device)
         return float(result["accuracy"])
@@ -138,7 +138,7 @@ def _with_widths(recipe: Recipe, widths: Widths | None) -> Recipe:
 
 class _Evolution:
     def __init__(
-        self, recipe: Recipe, data: ImageSet, out: Path, search: Search, fitness: Fitness
+        self, recipe: Recipe, data: Dataset, out: Path, search: Search, fitness: Fitness
     ) -> None:
         self.recipe, self.data, self.out = recipe, data, out
         self.search, self.fitness = search, fitness
@@ -173,7 +173,7 @@ class _Evolution:
     def counted(self, widths: Widths | None) -> tuple[float, int]:
         """FLOPs and memory in bits."""
         if widths not in self.costs:
-            shape = self.data.train_images.shape[1:]
+            shape = self.data.spec.shape
             with torch.device("meta"):  # shapes are all that counts
                 model = build_model(_with_widths(self.recipe, widths), self.data, seed=0)
                 spent = cost(model, torch.empty(1, *shape))

@@ -16,7 +16,7 @@ import torch
 
 from unflip import methods
 from unflip.cost import cost
-from unflip.data import ImageSet, load
+from unflip.data import Dataset
 from unflip.study import record
 from unflip.study.arm import Arm, options
 from unflip.study.report import write
@@ -100,7 +100,7 @@ def study_methods(
     Returns what study.json has: as of every study, and memory, FLOPs and seconds of each method besides.
     """
     study = methods_study(recipe, out, names, seeds, overrides, source)
-    images = load(recipe.data.name, data, recipe.data.size)
+    images = recipe.data.load(data)
     cost_of = functools.cache(lambda arm: _cost(study.arm(arm), images))
 
     def report(study: Study, last: bool) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def study_methods(
     )
 
 
-def _cost(arm: Arm, images: ImageSet) -> dict[str, float]:
+def _cost(arm: Arm, images: Dataset) -> dict[str, float]:
     with torch.device("meta"):  # shapes are all that counts
         model = build_model(arm.recipe, images, seed=0)
-        spent = cost(model, torch.empty(1, *images.test_images.shape[1:]))
+        spent = cost(model, torch.empty(1, *images.spec.shape))
     return {"memory_bits": spent.memory_bits, "flops": spent.flops}
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from unflip.data import ImageSet, load
+from unflip.data import Dataset
 from unflip.hints import known
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs import provenance
@@ -231,7 +231,7 @@ def run_study(
     check_device(device)
     chosen.check_folders()
     wanted = study.arms[0].recipe.data
-    images = functools.cache(lambda: load(wanted.name, data, wanted.size))
+    images = functools.cache(lambda: wanted.load(data))
     others = functools.partial(_refuse_others, images=images if data else None)
     others(study.shown(only), going_on=chosen)
     _say_fewer_seeds(study)
@@ -266,7 +266,7 @@ def _tell_all_the_same(tell: Callable[[], object]) -> None:
 
 
 def _refuse_others(
-    study: Study, images: Callable[[], ImageSet] | None, going_on: Study | None = None
+    study: Study, images: Callable[[], Dataset] | None, going_on: Study | None = None
 ) -> None:
     """Runs that are over are shown as they are, so they must be of the images, start and teacher that are given.
 
@@ -357,7 +357,7 @@ def _seeds_before(path: Path) -> int:
 
 def _in_this_process(
     study: Study,
-    images: ImageSet,
+    images: Dataset,
     device: str | None,
     at_once: int | None,
     evaluate_every: int,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unflip.data import ImageSet, load
+from unflip.data import Dataset
 from unflip.study import record
 from unflip.train.loop import Job, TrainingStopped, train_together
 
@@ -23,14 +23,13 @@ class Task:
     evaluate_every: int = 1
 
     def run(self) -> None:
-        wanted = self.jobs[0].recipe.data
-        images = load(wanted.name, self.data, wanted.size)
+        images = self.jobs[0].recipe.data.load(self.data)
         train_jobs(self.jobs, images, self.device, self.turn, evaluate_every=self.evaluate_every)
 
 
 def train_jobs(
     jobs: Sequence[Job],
-    images: ImageSet,
+    images: Dataset,
     device: str | None = None,
     turn: Path | None = None,
     quiet: bool = False,

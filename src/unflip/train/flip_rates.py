@@ -39,8 +39,8 @@ import torch
 from torch import Tensor, nn
 
 from unflip.binarize import signs
-from unflip.data import ImageSet
-from unflip.data.source import Images, mix
+from unflip.data import Dataset
+from unflip.data.source import mix
 from unflip.layers import binary_layers
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner
@@ -164,7 +164,7 @@ def _bin(seen: Tensor, low: float, high: float) -> Bin:
 def flip_rates(
     baseline: nn.Module,
     recipe: Recipe,
-    data: ImageSet,
+    data: Dataset,
     *,
     branches: int = 3,
     epochs: int = 2,
@@ -185,9 +185,9 @@ def flip_rates(
         )
     found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     short = recipe.model_copy(update={"epochs": epochs, "schedule": Schedule()})
-    images = Images(data, found)
+    source = data.source(found)
     learners = [
-        Learner(short, copy.deepcopy(baseline).train(), images, found) for _ in range(branches)
+        Learner(short, copy.deepcopy(baseline).train(), source, found) for _ in range(branches)
     ]
     engine = Engine(learners, compiled=not eager, captured=not eager)
     for epoch in range(epochs):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from unflip import methods, models
 from unflip.binarize import load_twin
-from unflip.data import ImageSet
-from unflip.data.source import Images, mix
+from unflip.data import Dataset
+from unflip.data.source import Source, mix
 from unflip.kernels import stem_conv
 from unflip.kernels.mapping import shared_predictions
 from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epoch
@@ -54,7 +54,7 @@ def divergence(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
 
 
-def build_model(recipe: Recipe, data: ImageSet, seed: int) -> nn.Module:
+def build_model(recipe: Recipe, data: Dataset, seed: int) -> nn.Module:
     """The recipe's network for these data; the same seed gives the same weights on any device."""
     options = {**recipe.model.options, **_shape_options(recipe, data)}
     with torch.random.fork_rng(devices=[]):
@@ -62,17 +62,17 @@ def build_model(recipe: Recipe, data: ImageSet, seed: int) -> nn.Module:
         return models.create(recipe.model.name, recipe.method, **options)
 
 
-def _shape_options(recipe: Recipe, data: ImageSet) -> dict[str, int]:
+def _shape_options(recipe: Recipe, data: Dataset) -> dict[str, int]:
     """What the images decide of a network. A recipe that has it otherwise would fail far from here, or in the loss."""
-    channels, height, width = data.train_images.shape[1:]
-    decided = {"in_channels": channels, "num_classes": len(data.classes), "image_size": height}
+    (channels, height, width), classes = data.spec.shape, len(data.spec.classes)
+    decided = {"in_channels": channels, "num_classes": classes, "image_size": height}
     known = models.all_options(recipe.model.name, {})
     decided = {name: value for name, value in decided.items() if name in known}
     for name, value in decided.items():
         given = recipe.model.options.get(name, value)
         if given != value:
             raise ValueError(
-                f"recipe {recipe.name} has model.{name}={given}, but {recipe.data.name} has {len(data.classes)} "
+                f"recipe {recipe.name} has model.{name}={given}, but {recipe.data.name} has {classes} "
                 f"classes and images of {channels}×{height}×{width}: leave it out, or give {value}"
             )
     if "image_size" in decided and height != width:
@@ -93,7 +93,7 @@ class Learner:
         self,
         recipe: Recipe,
         model: nn.Module,
-        images: Images,
+        source: Source,
         device: torch.device,
         answers: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class Learner:
                 f"recipe {recipe.name} has distill: {recipe.distill}, so it needs "
                 f"{'no teacher' if recipe.distill is None else 'its teacher'} here"
             )
-        self.recipe, self.images, self.device, self.answers = recipe, images, device, answers
+        self.recipe, self.source, self.device, self.answers = recipe, source, device, answers
         if recipe.sync_batchnorm and distributed.world_size() > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -114,14 +114,17 @@ class Learner:
             self.auxiliary_layers = list(auxiliary_losses(self.model))
         self.groups = _parameter_groups(self.model, recipe)
         self.optimizers = _make_optimizers(recipe, self.groups, device)
-        steps = len(images) // recipe.batch_size
+        steps = len(source) // recipe.batch_size
         if steps == 0:
             raise ValueError(
-                f"batch_size={recipe.batch_size} is larger than the {len(images)} training images"
+                f"batch_size={recipe.batch_size} is larger than the {len(source)} training images"
             )
         self.steps = steps
-        self.plan = torch.zeros(steps, recipe.batch_size, 4, dtype=torch.int64, device=device)
-        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        # A real plan, not zeros: kernels are checked and captured with it before the first epoch starts.
+        # Batches that are decoded on the host are planned there too.
+        where = device if source.resident else torch.device("cpu")
+        self.plan = source.plan(0, 0, recipe.batch_size).to(where)
+        self.position = torch.zeros(1, dtype=torch.int64, device=where)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.auxiliary_sum = torch.zeros(
             len(self.auxiliary_layers), dtype=torch.float64, device=device
@@ -145,7 +148,7 @@ class Learner:
 
     def plan_ahead(self, seed: int, epoch: int) -> None:
         """Draw an epoch's batches while a GPU is still busy with the epoch before."""
-        plan = self.images.epoch_plan(seed, epoch, self.recipe.batch_size)
+        plan = self.source.plan(seed, epoch, self.recipe.batch_size)
         self.planned = (seed, epoch, plan)
 
     def start_epoch(self, seed: int, epoch: int, factor: float) -> None:
@@ -172,7 +175,7 @@ class Learner:
     def planned_losses(self, plan: Tensor) -> tuple[Tensor, Tensor]:
         """The loss on the labels (and the teacher's answers) and the auxiliary losses of a row of the plan."""
         mine = distributed.share(plan)
-        images, labels = self.images.batch(mine)
+        images, labels = self.source.batch(mine)
         answers = None if self.answers is None else self.answers(mine)
         with torch.autocast(
             self.device.type, torch.float16, enabled=self.half, cache_enabled=False
@@ -211,17 +214,15 @@ class Learner:
         """Test accuracy in percent. On a GPU the curve is drawn in half precision, results are not."""
         self.model.eval()
         right = torch.zeros((), dtype=torch.int64, device=self.device)
-        total = len(self.images.test_labels)
         half = self.half and not exact
         with (
             torch.autocast(self.device.type, torch.float16, enabled=half, cache_enabled=False),
             nullcontext() if exact else shared_predictions(self.model),
         ):
-            for start in range(0, total, batch):
-                images, labels = self.images.test_batch(start, min(start + batch, total))
+            for images, labels in self.source.test_batches(batch):
                 right += (self.model(images).argmax(1) == labels).sum()
         self.model.train()
-        return 100 * right.item() / total
+        return 100 * right.item() / self.source.test_count
 
     def state(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by name."""

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from unflip import models
-from unflip.data import ImageSet
-from unflip.data.source import Images
+from unflip.data import Dataset
+from unflip.data.source import Source
 from unflip.methods.lns import Learned, set_flip_rates, warm_start
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs import provenance
@@ -81,7 +81,7 @@ class How:
 
 def train(
     recipe: Recipe,
-    data: ImageSet,
+    data: Dataset,
     out: Path,
     *,
     seeds: Sequence[int] = (0,),
@@ -118,7 +118,7 @@ def train(
 
 def train_together(
     jobs: Sequence[Job],
-    data: ImageSet,
+    data: Dataset,
     *,
     device: str | None = None,
     eager: bool = False,
@@ -182,19 +182,19 @@ def _refuse_unused(jobs: Sequence[Job]) -> None:
             raise ValueError(f"recipe {name} has no teacher, but --teacher is {job.teacher}")
 
 
-def _train_in_group(jobs: Sequence[Job], data: ImageSet, how: How) -> list[dict[str, Any]]:
+def _train_in_group(jobs: Sequence[Job], data: Dataset, how: How) -> list[dict[str, Any]]:
     results = distributed.from_rank_0([_finished(job, data) for job in jobs])
     waiting = [i for i, result in enumerate(results) if result is None]
     if not waiting:
         return results
-    images = Images(data, how.device)
+    source = data.source(how.device)
     first = distributed.rank() == 0
     folders = [jobs[i].folder for i in waiting] if first else []
     with sigterm_as_ctrl_c(), leave_nothing_behind(folders) as begun, lock(folders):
         groups = distributed.from_rank_0(_side_by_side(jobs, waiting, how.quiet) if first else None)
-        teachers = _teachers([jobs[i] for i in waiting], data, images, how)
+        teachers = _teachers([jobs[i] for i in waiting], data, source, how)
         for group, at in groups:
-            runs = _prepare([jobs[i] for i in group], data, images, teachers, at, how)
+            runs = _prepare([jobs[i] for i in group], data, source, teachers, at, how)
             if how.tensorboard and first:
                 for run in runs:
                     run.open_tensorboard()
@@ -234,7 +234,7 @@ def _side_by_side(
     return [(members, max(common, default=None)) for members, common in groups]
 
 
-def _finished(job: Job, data: ImageSet) -> dict[str, Any] | None:
+def _finished(job: Job, data: Dataset) -> dict[str, Any] | None:
     """The result of a finished run; an error if the folder holds another recipe's, or one of other images, start or
     teacher."""
     saved = job.folder / "recipe.json"
@@ -253,7 +253,7 @@ def _finished(job: Job, data: ImageSet) -> dict[str, Any] | None:
 
 
 def _teachers(
-    jobs: Sequence[Job], data: ImageSet, images: Images, how: How
+    jobs: Sequence[Job], data: Dataset, source: Source, how: How
 ) -> dict[Path | None, Teacher]:
     """One teacher for all runs that learn from it."""
     found: dict[Path | None, Teacher] = {}
@@ -269,14 +269,14 @@ def _teachers(
             seed = seed_folder(folder, 0)
             if not how.quiet:
                 print(f"asking the teacher in {seed} about every crop and flip", flush=True)
-            found[folder] = load_teacher(seed, job.recipe, data, images, how.device)
+            found[folder] = load_teacher(seed, job.recipe, data, source, how.device)
     return found
 
 
 def _prepare(
     jobs: Sequence[Job],
-    data: ImageSet,
-    images: Images,
+    data: Dataset,
+    source: Source,
     teachers: Mapping[Path | None, Teacher],
     at: tuple[int, int] | None,
     how: How,
@@ -284,14 +284,14 @@ def _prepare(
     # Arms that differ in α begin alike; one run alone need not keep what no other asks for.
     learned: Learned | None = {} if len(jobs) > 1 else None
     return [
-        _prepare_run(job, data, images, teachers.get(job.teacher), at, how, learned) for job in jobs
+        _prepare_run(job, data, source, teachers.get(job.teacher), at, how, learned) for job in jobs
     ]
 
 
 def _prepare_run(
     job: Job,
-    data: ImageSet,
-    images: Images,
+    data: Dataset,
+    source: Source,
     teacher: Teacher | None,
     at: tuple[int, int] | None,
     how: How,
@@ -313,13 +313,13 @@ def _prepare_run(
         saved = {"recipe": job.recipe.plain(), "seed": job.seed}
         data_bytes = json.dumps(saved, indent=1).encode() + b"\n"
         checkpoints.write_atomically(job.folder / "recipe.json", data_bytes)
-    answers = None if teacher is None else teacher.answers
-    learner = Learner(job.recipe, model, images, how.device, answers)
-    return Seed(job.recipe, job.seed, job.folder, learner, len(data.classes))
+    answers = None if teacher is None else teacher.logits
+    learner = Learner(job.recipe, model, source, how.device, answers)
+    return Seed(job.recipe, job.seed, job.folder, learner, len(data.spec.classes))
 
 
 def _first_weights(
-    job: Job, model: nn.Module, data: ImageSet, how: How, learned: Learned | None
+    job: Job, model: nn.Module, data: Dataset, how: How, learned: Learned | None
 ) -> None:
     """Bring the model to where its first epoch starts."""
     estimated = (
@@ -369,7 +369,7 @@ def _layer_by_layer(seed: int, every: float = 10.0) -> Callable[[str, float], No
     return tell
 
 
-def _refuse_other_start(recipe: Recipe, folder: Path, data: ImageSet) -> None:
+def _refuse_other_start(recipe: Recipe, folder: Path, data: Dataset) -> None:
     """Weights of other images, or of another network: those may fit its tensors and mean nothing."""
     differ = provenance.other_images(folder, recipe, data)
     if differ:
@@ -416,7 +416,7 @@ def _start_folder(job: Job) -> Path | None:
 
 
 def _estimate_flip_rates(
-    model: nn.Module, folder: Path, state: dict[str, Tensor], data: ImageSet, how: How
+    model: nn.Module, folder: Path, state: dict[str, Tensor], data: Dataset, how: How
 ) -> None:
     """LNS with ``rates: estimated``: fork the baseline, and see which signs disagree."""
     there = read_saved(folder / "recipe.json", "recipe", "seed")
@@ -500,10 +500,12 @@ def _run(
 
 def _engine(runs: list[Seed], how: How) -> Engine:
     began = time.monotonic()
-    slow = how.device.type == "cuda" and not how.eager and not how.quiet
+    # A CUDA graph cannot hold batches that are decoded on the host.
+    eager = how.eager or not all(run.learner.source.resident for run in runs)
+    slow = how.device.type == "cuda" and not eager and not how.quiet
     if slow:
         print("compiling, which takes a minute or two", flush=True)
-    engine = Engine([run.learner for run in runs], compiled=not how.eager, captured=not how.eager)
+    engine = Engine([run.learner for run in runs], compiled=not eager, captured=not eager)
     if slow:
         print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
     return engine
