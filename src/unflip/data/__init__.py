@@ -11,7 +11,7 @@ that need them, when they read.
 from unflip.data.dataset import Dataset
 from unflip.data.errors import DataError, missing_package
 from unflip.data.image_set import ImageSet, channel_statistics, stratified_order
-from unflip.data.registry import check_options, load, names, register_data
+from unflip.data.registry import load, names, option_names, register_data
 from unflip.data.spec import InputSpec
 
 __all__ = [
@@ -20,10 +20,10 @@ __all__ = [
     "ImageSet",
     "InputSpec",
     "channel_statistics",
-    "check_options",
     "load",
     "missing_package",
     "names",
+    "option_names",
     "register_data",
     "stratified_order",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,15 +52,14 @@ def names() -> list[str]:
 
 def load(name: str, folder: Path | None = None, **options: Any) -> Dataset:
     """Load the data set ``name`` from ``folder``; unknown names and options are refused by name."""
-    check_options(name, options)
+    for option in options:
+        known(option, option_names(name), f"option of data set {name!r}")
     return _loader(name)(folder, **options)
 
 
-def check_options(name: str, options: Iterable[str]) -> None:
-    """Refuse options that the data set ``name`` does not have."""
-    accepted = list(inspect.signature(_loader(name)).parameters)[1:]
-    for option in options:
-        known(option, accepted, f"option of data set {name!r}")
+def option_names(name: str) -> list[str]:
+    """The options of the data set ``name``."""
+    return list(inspect.signature(_loader(name)).parameters)[1:]
 
 
 def _loader(name: str) -> Callable[..., Dataset]:

@@ -58,7 +58,9 @@ class Data(BaseModel):
 
     @model_validator(mode="after")
     def _known_options(self) -> Data:
-        data.check_options(self.name, self.options)
+        fields = [*type(self).model_fields, *data.option_names(self.name)]
+        for option in self.options:
+            known(option, fields, f"field of data {self.name!r}")
         return self
 
     @property
