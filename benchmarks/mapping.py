@@ -29,7 +29,6 @@ from sign_conv import microseconds
 from train_speed import DOREFA, random_images, recipe
 from unflip import models
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.kernels import mapping, mapping_conv
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
@@ -150,7 +149,7 @@ def show(totals: dict[str, tuple[float, float]], most: int) -> None:
 def engine_of(method: Any, seeds: int, data: ImageSet, kernels: bool) -> Engine:
     torch._dynamo.reset()
     chosen, device = recipe(method, True), torch.device("cuda")
-    images = Images(data, device)
+    images = data.source(device)
     learners = [
         Learner(chosen, build_model(chosen, data, seed), images, device) for seed in range(seeds)
     ]

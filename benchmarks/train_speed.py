@@ -23,7 +23,6 @@ import torch.nn.functional as F
 
 from unflip import models
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.methods.lns import warm_start
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner, build_model
@@ -34,8 +33,8 @@ DOREFA = {"name": "dorefa", "inputs": "pm1"}
 
 def random_images(count: int) -> ImageSet:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, 10, (count,), generator=generator)
+    images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator).numpy()
+    labels = torch.randint(0, 10, (count,), generator=generator).numpy()
     classes = tuple("0123456789")
     return ImageSet(
         images,
@@ -82,8 +81,10 @@ def plain_loop(data: ImageSet, device: torch.device, epochs: int) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     mean = torch.tensor(data.mean, device=device).view(3, 1, 1) * 255
     std = torch.tensor(data.std, device=device).view(3, 1, 1) * 255
-    images = F.pad((data.train_images.to(device).float() - mean) / std, (4, 4, 4, 4))
-    labels = data.train_labels.to(device)
+    images = F.pad(
+        (torch.from_numpy(data.train_images).to(device).float() - mean) / std, (4, 4, 4, 4)
+    )
+    labels = torch.from_numpy(data.train_labels).to(device)
 
     def epoch(_: int) -> None:
         order = torch.randperm(len(labels), device=device)
@@ -106,7 +107,7 @@ def our_loop(
     """Seconds per epoch of all seeds together, how the steps were run, and the time to get ready."""
     began = time.perf_counter()
     chosen = recipe(method, start)
-    images = Images(data, device)
+    images = data.source(device)
     learners = [
         Learner(chosen, build_model(chosen, data, seed), images, device) for seed in range(seeds)
     ]

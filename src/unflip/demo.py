@@ -20,7 +20,7 @@ import unflip
 from unflip.binarize import flips_by_layer
 from unflip.cost import Cost, cost
 from unflip.data import ImageSet
-from unflip.data import load as load_data
+from unflip.data.digits import load_digits
 from unflip.freeze import freeze
 from unflip.packing.file import read
 from unflip.packing.images import pack_for
@@ -52,7 +52,7 @@ class Trained:
 def run_demo(out: Path) -> None:
     """Train the four networks, print what came out, and leave a frozen model and a picture."""
     _forget_finished(out)
-    data = load_data("digits", None)
+    data = load_digits()
     console.print(
         f"{len(data.train_labels):,} handwritten digits to learn from, {len(data.test_labels)} to test\n"
     )
@@ -81,7 +81,7 @@ def _train(name: str, label: str, data: ImageSet, out: Path) -> Trained:
     saved = checkpoints.load_usable(folder)
     model = build_model(recipe, data, seed=0)
     model.load_state_dict(model_state(saved.tensors))
-    counted = cost(model, data.test_images[:1].float())
+    counted = cost(model, torch.from_numpy(data.test_images[:1]).float())
     return Trained(label, recipe, model.eval(), result, counted, folder)
 
 
@@ -144,13 +144,13 @@ def _save_frozen(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -
 
 
 def _test_inputs(data: ImageSet) -> Tensor:
-    return (data.test_images.float() / 255 - data.mean[0]) / data.std[0]
+    return (torch.from_numpy(data.test_images) / 255 - data.mean[0]) / data.std[0]
 
 
 def _pack_and_run(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -> None:
     """What is shipped: one file, run without torch, beside the float twin in torch."""
     path = out / "digits-lns.unflip"
-    size = pack_for(data, lns.model, path)
+    size = pack_for(data.spec, lns.model, path)
     images = _test_inputs(data)
     try:
         packed: Callable[[Tensor], Tensor] | None = unflip.load(path, threads=1)

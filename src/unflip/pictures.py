@@ -1,6 +1,6 @@
-"""Image files as Pillow opens them, made upright and of 8 bits a channel: one way for training and for prediction.
+"""Image files as upright pictures with 8 bits per channel. Training and prediction both read files here.
 
-Neither torch nor, until a file is read, Pillow is needed here.
+Needs Pillow, which is imported when the first file is read; does not need torch.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class PixelError(ValueError):
-    """Pixels whose scale is not known; the message names the file and says what to do."""
+    """Pixels of unknown scale; the message names the file and says what to do."""
 
 
 def read_picture(path: str | os.PathLike[str], mode: str) -> Image:
-    """The file's image in ``mode`` ("L" or "RGB"), turned as its EXIF orientation says.
+    """The file's image in ``mode`` ("L" or "RGB"), rotated according to its EXIF orientation.
 
-    16 bits grey become 8 as the others are; Pillow would clip them, which turns most of them white.
+    16-bit gray is scaled to 8 bits. Pillow would clip it instead, which turns most pixels white.
     """
     from PIL import Image, ImageOps
 
     with Image.open(path) as file:
         if file.mode in ("I", "F"):
             raise PixelError(
-                f"{os.fspath(path)} has 32 bits a pixel (mode {file.mode}), and what is white among them is not known; "
-                "convert it to 8 or 16 bits first"
+                f"{os.fspath(path)} has 32 bits per pixel (mode {file.mode}), of which the value of white is unknown; "
+                "convert it to 8 or 16 bits"
             )
         upright = ImageOps.exif_transpose(file)
     if upright.mode.startswith("I;16"):
@@ -38,5 +38,5 @@ def read_picture(path: str | os.PathLike[str], mode: str) -> Image:
 
 
 def _eight_bits(image: Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """65535 / 257 is 255; rounded to the nearest."""
+    """Divided by 257, since 65535 / 257 is 255, and rounded to the nearest."""
     return ((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8)

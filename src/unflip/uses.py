@@ -1,4 +1,4 @@
-"""Methods and networks of one's own: a recipe's ``uses`` names the Python modules that register them."""
+"""Custom methods, networks and data sets: a recipe's ``uses`` names the Python modules that register them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 class ModuleMissing(ImportError):
@@ -16,7 +17,7 @@ class ModuleMissing(ImportError):
 
 
 def use(name: str) -> ModuleType:
-    """Import a module; its ``@register`` and ``@register_model`` make known what is in it.
+    """Import a module; its ``@register``, ``@register_model`` and ``@register_data`` make known what is in it.
 
     It is looked for where Python looks, and in the folder that the command is given in: the ``unflip`` command, unlike
     ``python -m unflip``, does not look there by itself.
@@ -40,6 +41,12 @@ def use(name: str) -> ModuleType:
         ) from None
     except (ValueError, TypeError) as error:  # one line would not show where
         raise ImportError(f"module {name!r} fails when it is imported: {error}") from error
+
+
+def same_definition(old: Any, new: Any) -> bool:
+    """Whether ``new`` is ``old`` defined again: a notebook's cell that is run twice, a module that is reloaded."""
+    names = [(one.__module__, one.__qualname__) for one in (old, new)]
+    return old is not new and names[0] == names[1]
 
 
 def code_hash(name: str) -> str | None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from unflip import layers
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.kernels import norm
 from unflip.kernels.tuning import INTERPRETED, available
 from unflip.layers import BinaryConv2d, binary_layers
@@ -377,7 +376,7 @@ def test_running_statistics_are_those_of_batchnorm(shifted: bool) -> None:
 def learner(digits: ImageSet, *changes: str) -> Learner:
     recipe = load_recipe("digits-dorefa", ["model.width=16", "batch_size=4", *changes])
     device = torch.device(DEVICE)
-    made = Learner(recipe, build_model(recipe, digits, 0), Images(digits, device), device)
+    made = Learner(recipe, build_model(recipe, digits, 0), digits.source(device), device)
     made.half = True
     made.start_epoch(0, 0, 1.0)
     return made
@@ -412,7 +411,7 @@ def test_a_wrong_kernel_is_given_up_with_a_reason(
     monkeypatch.setattr(layers, "fused_product", lambda *_: None)
     recipe = load_recipe("digits-dorefa", ["model.width=2"])
     cpu = torch.device("cpu")
-    made = Learner(recipe, build_model(recipe, digits, 0), Images(digits, cpu), cpu)
+    made = Learner(recipe, build_model(recipe, digits, 0), digits.source(cpu), cpu)
     engine = engines.Engine([made], compiled=False, captured=False)
 
     def wrong(_: Learner) -> None:

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.kernels import stem_conv
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.kernels.sign_conv import triton_kernels as sign_conv_triton
@@ -299,7 +298,7 @@ def test_what_the_kernels_do_not_cover_stays_plain(calls: list[tuple[int, ...]])
 def learner(data: ImageSet, seed: int, device: str = DEVICE) -> Learner:
     recipe = load_recipe("digits-dorefa", ["model.width=8", "batch_size=4"])
     where = torch.device(device)
-    made = Learner(recipe, build_model(recipe, data, seed), Images(data, where), where)
+    made = Learner(recipe, build_model(recipe, data, seed), data.source(where), where)
     made.half = True
     made.start_epoch(seed, 0, 1.0)
     return made

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import unflip
 from unflip import methods
 from unflip.data import load as load_data
-from unflip.data.source import Images
 from unflip.layers import BinaryLinear, binary_layers
 from unflip.methods.bop import Bop
 from unflip.train.learner import Learner, build_model
@@ -117,7 +116,7 @@ def recipe(**fields: Any) -> Recipe:
 
 def learner() -> Learner:
     data, device = load_data("digits", None), torch.device("cpu")
-    return Learner(recipe(), build_model(recipe(), data, seed=0), Images(data, device), device)
+    return Learner(recipe(), build_model(recipe(), data, seed=0), data.source(device), device)
 
 
 def test_training_flips_signs_and_resumes() -> None:

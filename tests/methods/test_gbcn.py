@@ -9,7 +9,6 @@ from torch import Tensor
 import unflip
 from unflip import methods
 from unflip.data import load as load_data
-from unflip.data.source import Images
 from unflip.layers import BinaryConv2d, BinaryLayer, BinaryLinear
 from unflip.methods.gbcn import GBCN, GRADIENT_SHARE, GeneticSign
 from unflip.train.learner import Learner, build_model
@@ -169,7 +168,7 @@ def recipe() -> Recipe:
 
 def learner() -> Learner:
     data, device = load_data("digits", None), torch.device("cpu")
-    return Learner(recipe(), build_model(recipe(), data, seed=0), Images(data, device), device)
+    return Learner(recipe(), build_model(recipe(), data, seed=0), data.source(device), device)
 
 
 @pytest.mark.parametrize("at", [(1, 0), (1, 2)], ids=str)

@@ -118,7 +118,7 @@ def test_the_same_answers_on_all_test_digits(tmp_path):
     model = build_model(recipe, data, seed=0).eval()
     saved = checkpoint.load_usable(tmp_path / "run" / "seed-0")
     model.load_state_dict(model_state(saved.tensors))
-    x = (data.test_images.float() / 255 - data.mean[0]) / data.std[0]
+    x = (torch.from_numpy(data.test_images) / 255 - data.mean[0]) / data.std[0]
     pack(model, x[:2], tmp_path / "digits.unflip")
     with torch.no_grad():
         expected = model(x)

@@ -404,8 +404,8 @@ def test_evaluate(unflip: Callable[..., Any], tmp_path: Path) -> None:
     done = unflip("evaluate", path, "digits", "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)
-    inputs = (digits.test_images / 255 - digits.mean[0]) / digits.std[0]
-    right = int((library.load(path)(inputs).argmax(1) == digits.test_labels).sum())
+    inputs = (torch.from_numpy(digits.test_images) / 255 - digits.mean[0]) / digits.std[0]
+    right = int((library.load(path)(inputs).argmax(1).numpy() == digits.test_labels).sum())
     assert (found["right"], found["images"]) == (right, len(digits.test_labels))
     assert f"{100 * right / found['images']:.2f} %" in unflip("evaluate", path, "digits").out
 

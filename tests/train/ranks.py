@@ -14,7 +14,7 @@ from torch import nn
 from unflip import binarize
 from unflip.data import ImageSet
 from unflip.data import load as load_data
-from unflip.data.source import Images
+from unflip.data.source import MemorySource
 from unflip.train import distributed, load_recipe, train
 from unflip.train.learner import Learner
 
@@ -28,10 +28,10 @@ def learner(data: ImageSet) -> Learner:
     body = [nn.Conv2d(1, 4, 3), nn.Hardtanh(), nn.Conv2d(4, 6, 3), nn.Hardtanh(), nn.Flatten()]
     model = nn.Sequential(*body, nn.Linear(96, 8), nn.Hardtanh(), nn.Linear(8, 10)).double()
     binarize(model, {"name": "lns", "base": {"name": "dorefa", "inputs": "pm1"}}, quiet=True)
-    images = Images(data, CPU)
-    images.mean, images.std = images.mean.double(), images.std.double()
+    source = MemorySource(data, CPU)
+    source.mean, source.std = source.mean.double(), source.std.double()
     recipe = load_recipe("digits-lns", ["batch_size=32", "optimizer.lr=0.1"])
-    made = Learner(recipe, model, images, CPU)
+    made = Learner(recipe, model, source, CPU)
     made.take_from_rank_0()
     made.start_epoch(seed=0, epoch=0, factor=1.0)
     return made
@@ -40,8 +40,8 @@ def learner(data: ImageSet) -> Learner:
 def gradients(out: Path) -> None:
     """Write the gradients of the first batch, and the weights after some steps."""
     made = learner(load_data("digits", None))
-    batch, rows = made.images.batch, []
-    made.images.batch = lambda plan: (rows.append(plan[:, 0]), batch(plan))[1]  # type: ignore[assignment]
+    batch, rows = made.source.batch, []
+    made.source.batch = lambda plan: (rows.append(plan[:, 0]), batch(plan))[1]  # type: ignore[assignment]
     loss, auxiliary = made.backward()
     tensors = {
         "images": torch.cat(rows),

@@ -19,7 +19,6 @@ from torch._dynamo.utils import counters
 
 from unflip import auxiliary_loss, binarize, layers, methods
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.kernels import nvrtc, tuning
 from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
 from unflip.kernels.sign_conv import operator as sign_conv
@@ -118,7 +117,7 @@ def test_every_kind_of_layer_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
 
 def learner(digits: ImageSet, name: str = "digits-dorefa") -> Learner:
     recipe = load_recipe(name, ["model.width=2"])
-    made = Learner(recipe, build_model(recipe, digits, 0), Images(digits, CPU), CPU)
+    made = Learner(recipe, build_model(recipe, digits, 0), digits.source(CPU), CPU)
     made.start_epoch(0, 0, 1.0)
     return made
 
@@ -263,7 +262,7 @@ def test_adam_resumes_too(digits: ImageSet) -> None:
     recipe = load_recipe("digits-dorefa", ["model.width=2", "optimizer.name=adam"])
 
     def make() -> Learner:
-        made = Learner(recipe, build_model(recipe, digits, 0), Images(digits, CPU), CPU)
+        made = Learner(recipe, build_model(recipe, digits, 0), digits.source(CPU), CPU)
         made.start_epoch(0, 0, 1.0)
         return made
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import unflip
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign, set_flip_rates
 from unflip.train.flip_rates import (
@@ -147,7 +146,7 @@ def recipe(**fields: Any) -> Recipe:
 def test_branches_of_a_trained_network(digits: ImageSet) -> None:
     device = torch.device("cpu")
     model = build_model(recipe(), digits, seed=0)
-    learner = Learner(recipe(), model, Images(digits, device), device)
+    learner = Learner(recipe(), model, digits.source(device), device)
     learner.start_epoch(0, 0, 1.0)
     for _ in range(learner.steps):
         learner.step()

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign, warm_start
 from unflip.train.engine import Engine
@@ -25,8 +24,8 @@ PAPER = [f"cifar10-resnet20-{kind}" for kind in ("float", "dorefa", "finetune", 
 @pytest.fixture(scope="module")
 def fake_cifar() -> ImageSet:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    labels = torch.arange(24) % 10
+    images = torch.randint(0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=generator).numpy()
+    labels = torch.arange(24).numpy() % 10
     return ImageSet(
         train_images=images[:16],
         train_labels=labels[:16],
@@ -66,7 +65,7 @@ def test_every_shipped_recipe_runs_two_steps(
     if recipe.warm_start:
         warm_start(model, steps=2)
     answers = _undecided if recipe.distill else None
-    learner = Learner(recipe, model, Images(data, CPU), CPU, answers)
+    learner = Learner(recipe, model, data.source(CPU), CPU, answers)
     learner.start_epoch(seed=0, epoch=0, factor=recipe.schedule.factor_at(0, recipe.epochs))
     before = learner.snapshot()
     engine = Engine([learner], compiled=True, captured=True)
@@ -133,7 +132,7 @@ def test_the_seed_alone_decides_the_first_weights(digits: ImageSet) -> None:
 def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
     overrides = ["optimizer.lr=0.5", "optimizer.latent_lr=0.25", "optimizer.mapping_lr=0.125"]
     recipe = load_recipe("digits-lns", [*overrides, "model.width=2"])
-    learner = Learner(recipe, build_model(recipe, digits, 0), Images(digits, CPU), CPU)
+    learner = Learner(recipe, build_model(recipe, digits, 0), digits.source(CPU), CPU)
     learner.set_rates(0.5)
     rates = {g["name"]: g["lr"] for g in learner.optimizers[0].param_groups}
     assert rates == {"latent": 0.125, "mapping": 0.0625, "rest": 0.25}
@@ -155,7 +154,10 @@ def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
         ("optimizer.momentun=0.5", "optimizer.momentun: unknown field. Did you mean 'momentum'?"),
         ("warm_start.agrement=1", "warm_start.agrement: unknown field. Did you mean 'agreement'?"),
         ("schedule.evry=3", "schedule.evry: unknown field. Did you mean 'every'?"),
-        ("data.validatoin=3", "data.validatoin: unknown field. Did you mean 'validation'?"),
+        (
+            "data.validatoin=3",
+            "data: unknown field of data 'digits' 'validatoin'. Did you mean 'validation'?",
+        ),
         ("optimizer.zzz=3", "optimizer.zzz: unknown field. Known: name, lr, latent_lr"),
         ("method.rho_pls=1", "unknown option of method 'lns' 'rho_pls'. Did you mean 'rho_plus'?"),
         (

@@ -1,4 +1,4 @@
-"""Distillation: the table of a teacher's answers, the loss against its formula, and what is refused."""
+"""Distillation: the table of a teacher's logits, the loss against its formula, and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.train import load_recipe, teacher, train
 from unflip.train.learner import Learner, Objective, build_model, divergence
 from unflip.train.recipe import Distill, Recipe
@@ -32,18 +31,18 @@ def student() -> Recipe:
     return load_recipe("digits-dorefa", [*SMALL, "distill={teacher: digits-float, weight: 0.5}"])
 
 
-def test_the_table_has_the_answer_to_every_picture(digits: ImageSet) -> None:
+def test_the_table_has_the_logits_of_every_picture(digits: ImageSet) -> None:
     few = replace(digits.split(1000), crop_padding=1, flip=True)
     few = replace(few, train_images=few.train_images[:37], train_labels=few.train_labels[:37])
-    images = Images(few, CPU)
+    images = few.source(CPU)
     model = build_model(load_recipe("digits-float", SMALL), few, seed=0).eval()
     found = Teacher(model, images, CPU)
     assert found.table.shape == (37, 3, 3, 2, 10)
-    plan = images.epoch_plan(seed=3, epoch=1, batch_size=37)[0]
+    plan = images.plan(seed=3, epoch=1, batch_size=37)[0]
     with torch.no_grad():
         expected = model(images.batch(plan)[0])
-    torch.testing.assert_close(found.answers(plan), expected, rtol=1e-4, atol=1e-5)
-    assert (found.answers(plan) != found.answers(plan.roll(1, 0))).any()
+    torch.testing.assert_close(found.logits(plan), expected, rtol=1e-4, atol=1e-5)
+    assert (found.logits(plan) != found.logits(plan.roll(1, 0))).any()
 
 
 def test_the_divergence_is_its_formula() -> None:
@@ -93,12 +92,14 @@ def test_what_is_refused(
     with pytest.raises(ValueError, match=r"is not one\. Run: unflip train digits-float"):
         train(student, digits, tmp_path / "a", teacher=tmp_path, device="cpu", quiet=True)
     assert not (tmp_path / "a").exists()
-    images = Images(digits, CPU)
+    images = digits.source(CPU)
     more = student.model_copy(update={"data": student.data.model_copy(update={"validation": 0})})
-    with pytest.raises(ValueError, match=r"0 images held out, its teacher .* 1,200 images held"):
+    with pytest.raises(
+        ValueError, match=r"0 images held out, but its teacher .* 1,200 images held"
+    ):
         load_teacher(teacher_run / "seed-0", more, digits, images, CPU)
     with pytest.raises(ValueError, match="needs its teacher here"):
         Learner(student, build_model(student, digits, 0), images, CPU)
-    monkeypatch.setattr(teacher, "MOST_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"answers to [\d,]+ images in \d+ crops .* more than"):
+    monkeypatch.setattr(teacher, "MAX_TABLE_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"logits for [\d,]+ images in \d+ crops .* more than"):
         Teacher(build_model(plain, digits, 0), images, CPU)

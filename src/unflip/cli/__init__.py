@@ -20,8 +20,7 @@ from unflip.cli.app import app, console
 from unflip.cli.study import EvaluateEvery
 from unflip.cost import Cost
 from unflip.cost import cost as count_cost
-from unflip.data import ImageSet
-from unflip.data import load as load_data
+from unflip.data import Dataset
 from unflip.runs.checkpoint import CheckpointError
 from unflip.runs.run import find_runs
 from unflip.train import distributed
@@ -204,7 +203,7 @@ def train(
     """
     loaded = load_recipe(recipe, overrides)
     folder = out or Path("runs") / loaded.name
-    images = load_data(loaded.data.name, data, loaded.data.size)
+    images = loaded.data.load(data)
     how: dict[str, Any] = {
         "device": device,
         "eager": eager,
@@ -247,7 +246,7 @@ def _still_beside(folder: Path, name: str, seeds: int, device: str | None) -> Pa
 
 
 def _train_first(
-    recipe: Recipe, why: str, images: ImageSet, out: Path, seeds: int, how: dict[str, Any]
+    recipe: Recipe, why: str, images: Dataset, out: Path, seeds: int, how: dict[str, Any]
 ) -> None:
     """Train what another recipe needs, unless it has been."""
     if not _unfinished(out, seeds, how["device"]):
@@ -277,7 +276,7 @@ def _unfinished(folder: Path, seeds: int, device: str | None) -> bool:
 
 def _train(
     recipe: Recipe,
-    images: ImageSet,
+    images: Dataset,
     out: Path,
     seeds: int,
     how: dict[str, Any],

@@ -9,8 +9,7 @@ import typer
 from rich.table import Table
 
 from unflip.cli.app import app, console
-from unflip.data import ImageSet
-from unflip.data import load as load_data
+from unflip.data import Dataset
 from unflip.packing.describe import Description, describe
 from unflip.packing.file import read, sha256
 from unflip.packing.images import pack_for
@@ -31,15 +30,15 @@ def pack(
     """Pack a trained network into one file that runs without torch."""
     folder = seed_folder(run)
     recipe = recipe_in(folder)
-    images = load_data(recipe.data.name, data, recipe.data.size)
+    images = recipe.data.load(data)
     _refuse_other_images(folder, recipe.data.of(images))
     model = build_model(recipe, images, seed=0)
     model.load_state_dict(model_state(checkpoints.load_usable(folder).tensors))
-    size = pack_for(images, model, out)
+    size = pack_for(images.spec, model, out)
     console.print(f"{out}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), from {folder}")
 
 
-def _refuse_other_images(folder: Path, images: ImageSet) -> None:
+def _refuse_other_images(folder: Path, images: Dataset) -> None:
     """The file's class names and normalisation are those of the images: of others they would be wrong, and nothing
     would say so."""
     given = provenance.read(folder)

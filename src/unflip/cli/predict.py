@@ -17,7 +17,7 @@ from unflip.runtime import Model, NativePartMissing, load
 from unflip.runtime.images import normalized, probabilities, read_image
 
 if TYPE_CHECKING:
-    from unflip.data import ImageSet
+    from unflip.data import InputSpec
 
 EVALUATED_AT_ONCE = 100
 
@@ -94,13 +94,18 @@ def evaluate(
 
     Pixels are prepared as the file says, and the images go through the native kernels, not through torch.
     """
-    from unflip.data import load as load_images  # needs torch, which running a network does not
+    from unflip import data as datasets
 
     network = _classifier(model, threads)
-    images = load_images(dataset, data, size)
-    _refuse_others(network, model, images, dataset)
+    images = datasets.load(dataset, data, **({} if size is None else {"size": size}))
+    if not isinstance(images, datasets.ImageSet):
+        raise ValueError(
+            f"{dataset} is not held in memory, and 'unflip evaluate' needs a data set that is; "
+            "'unflip predict' classifies image files"
+        )
+    _refuse_others(network, model, images.spec, dataset)
     seconds, right = 0.0, 0
-    pixels, labels = images.test_images.numpy(), images.test_labels.numpy()
+    pixels, labels = images.test_images, images.test_labels
     for start in range(0, len(labels), EVALUATED_AT_ONCE):
         part = slice(start, start + EVALUATED_AT_ONCE)
         x = normalized(pixels[part].astype(np.float32), network)
@@ -121,9 +126,9 @@ def evaluate(
     )
 
 
-def _refuse_others(network: Model, path: Path, images: ImageSet, dataset: str) -> None:
+def _refuse_others(network: Model, path: Path, spec: InputSpec, dataset: str) -> None:
     """Images of another shape, or other classes, would give a number that means nothing."""
-    shape, classes = tuple(images.test_images.shape[1:]), list(images.classes)
+    shape, classes = spec.shape, list(spec.classes)
     if shape != network.input_shape:
         raise ValueError(
             f"{path} takes images of {network.input_shape}, those of {dataset} are {shape}"

@@ -10,7 +10,6 @@ import typer
 
 from unflip import methods, models
 from unflip.cli.app import app
-from unflip.data import load as load_data
 from unflip.hints import known
 from unflip.study.paper import EXPERIMENTS, Experiment
 from unflip.study.study import Study, run_study, write_tables
@@ -266,6 +265,6 @@ def search_widths(
     replaced = methods.resolve(method).options()
     chosen = load_recipe(recipe, [f"epochs={epochs}"]).model_copy(update={"method": replaced})
     search = Search(population, generations, budget, seed=seed)
-    images = load_data(chosen.data.name, data, chosen.data.size)
+    images = chosen.data.load(data)
     evolve(chosen, images, out, search=search, device=device)
     _show(out)

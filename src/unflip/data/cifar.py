@@ -1,9 +1,9 @@
 """CIFAR-10 as its authors publish it: packed or unpacked, the binary or the Python version.
 
-Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. Nothing is downloaded
-and nothing is written to disk. The length and MD5 of every batch file are checked, so a number
-trained on this set is a number on exactly these images; the MD5 of the archive is not required,
-because a repacked archive with the right files in it is as good.
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. Nothing is downloaded,
+and nothing is written to disk. The length and MD5 of every batch file are checked, so every result
+is of exactly these images. The MD5 of the archive is not checked: an archive that was packed again
+from the same files is just as good.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from unflip.data import DataError, ImageSet
+from unflip.data.errors import DataError
+from unflip.data.image_set import ImageSet, Labels, Pixels
+from unflip.data.registry import register_data
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)
@@ -41,12 +41,12 @@ CLASSES = (
     "truck",
 )
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Pixels, Labels]
 
 
 @dataclass(frozen=True)
 class BatchFile:
-    """One published file of 10,000 images, and what proves that it is that file."""
+    """One published file of 10,000 images, with the length and MD5 that identify it."""
 
     name: str
     length: int
@@ -55,9 +55,9 @@ class BatchFile:
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the published versions: its names and how the bytes of a batch become tensors.
+    """One of the published versions: its names, and how the bytes of a batch become arrays.
 
-    `decode` takes the bytes and, for messages, where they came from.
+    `decode` takes the bytes and, for messages, where they come from.
     """
 
     archive: str
@@ -72,6 +72,7 @@ class Layout:
         return (*self.train, self.test)
 
 
+@register_data("cifar10")
 def load_cifar10(folder: Path | None = None) -> ImageSet:
     """50,000 training and 10,000 test images of 3×32×32, in the published order.
 
@@ -84,8 +85,8 @@ def load_cifar10(folder: Path | None = None) -> ImageSet:
     train = [batches[batch.name] for batch in layout.train]
     test_images, test_labels = batches[layout.test.name]
     return ImageSet(
-        train_images=torch.cat([images for images, _ in train]),
-        train_labels=torch.cat([labels for _, labels in train]),
+        train_images=np.concatenate([images for images, _ in train]),
+        train_labels=np.concatenate([labels for _, labels in train]),
         test_images=test_images,
         test_labels=test_labels,
         classes=CLASSES,
@@ -113,7 +114,7 @@ def _find(root: Path) -> tuple[Layout, Path]:
 
 
 def _holds(layout: Layout, place: Path) -> bool:
-    """One batch file makes a folder of batches: a missing second is an error with its name."""
+    """One batch file is enough to tell: if another is missing, the error names that file."""
     if place.is_file():
         return place.name == layout.archive
     return any((place / batch.name).is_file() for batch in layout.batches)
@@ -123,11 +124,13 @@ def _not_found(root: Path, looked: list[Path]) -> DataError:
     wanted = LAYOUTS[0]
     if root.is_file():
         names = " or ".join(layout.archive for layout in LAYOUTS)
-        return DataError(f"folder={root} is a file, but CIFAR-10 comes as {names}.")
+        return DataError(
+            f"folder={root} is a file of another name than CIFAR-10's. Give {names}, or the folder that holds it."
+        )
     home = root.parent if root.name in {layout.archive for layout in LAYOUTS} else root
     return DataError(
         f"CIFAR-10 was not found. Download {wanted.archive} (MD5 {wanted.archive_md5}) from {PAGE} "
-        f"and put it, as it is, into {home}; or name the folder that holds it with --data (folder= in "
+        f"and put it into {home} without unpacking it. Or name the folder that holds it with --data (folder= in "
         f"Python) or the environment variable UNFLIP_DATA. Looked at: {', '.join(map(str, looked))}."
     )
 
@@ -189,9 +192,11 @@ def _bad_archive(layout: Layout, archive: Path, problem: str) -> DataError:
 
 
 def _check_length(batch: BatchFile, where: str, length: int) -> None:
-    """Before the bytes are read: a wrong length is the clearer message, and bounds the memory."""
+    """Checked before the bytes are read: a wrong length is the clearer message, and this limits the memory."""
     if length != batch.length:
-        raise DataError(f"{where} should have {batch.length:,} bytes and has {length:,}.")
+        raise DataError(
+            f"{where} should have {batch.length:,} bytes and has {length:,}. Download it again from {PAGE}."
+        )
 
 
 def _decode_binary(data: bytes, where: str) -> Batch:
@@ -201,7 +206,7 @@ def _decode_binary(data: bytes, where: str) -> Batch:
             f"{where} should hold records of {1 + PIXELS:,} bytes and has {len(data):,} bytes."
         )
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, 1 + PIXELS)
-    return _tensors(records[:, 1:], records[:, 0])
+    return _arrays(records[:, 1:], records[:, 0])
 
 
 def _decode_python(data: bytes, where: str) -> Batch:
@@ -221,24 +226,23 @@ def _decode_python(data: bytes, where: str) -> Batch:
             f"{where} should be a pickled dict with b'data', a uint8 array of N×{PIXELS:,}, and "
             "b'labels', a list of N ints; it is not."
         )
-    return _tensors(pixels, np.array(labels))
+    return _arrays(pixels, np.array(labels))
 
 
-def _tensors(pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Batch:
-    """Copies, because torch must own memory that it may write to."""
-    images = torch.from_numpy(pixels.copy()).view(-1, *SHAPE)
-    return images, torch.from_numpy(labels.astype(np.int64))
+def _arrays(pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Batch:
+    """Copies: what is read from bytes is read-only."""
+    return pixels.copy().reshape(-1, *SHAPE), labels.astype(np.int64)
 
 
 def _unpickle(data: bytes, where: str) -> Any:
-    """Unpickle without the power to call anything but the constructor of an array.
+    """Unpickle, allowing no call but that of an array's constructor.
 
-    The MD5 has been checked before, so this guards against a wrong table, not a wrong file.
+    The MD5 was checked before, so this protects against a wrong MD5 in our table.
     """
     try:
         return _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
     except _RefusedError as error:
-        raise DataError(f"{where} is no batch of CIFAR-10: {error}.") from error
+        raise DataError(f"{where} is not a batch of CIFAR-10: {error}.") from error
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise DataError(f"{where} is not a readable pickle: {error}.") from error
 
@@ -255,13 +259,13 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """What Python 3 pickles bytes with at protocol 2; the real `encode` would run any codec."""
+    """Protocol 2 of Python 3 pickles bytes as a call of this; the real `encode` would run any codec."""
     if encoding != "latin1":
         raise _RefusedError(f"its pickle asks for the codec {encoding!r}, which is refused")
     return text.encode("latin1")
 
 
-# numpy renamed its module, and importing the old name warns; an array knows its own constructor.
+# numpy renamed its module, and importing the old name warns. An array knows its own constructor.
 _RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,

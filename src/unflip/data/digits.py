@@ -1,27 +1,30 @@
-"""The handwritten digits that ship with scikit-learn: a real task with nothing to download.
+"""The handwritten digits that ship with scikit-learn: a real task without a download.
 
-1,797 images of 8×8 pixels (the test part of the UCI set "Optical Recognition of Handwritten
-Digits", Alpaydin and Kaynak, 1998): seconds to train on, which makes it the set of the tests and
-of the first example.
+1,797 images of 8×8 pixels: the test part of the UCI set "Optical Recognition of Handwritten Digits"
+(Alpaydin and Kaynak, 1998). Training takes seconds, so the tests and the first example use them.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from pathlib import Path
 
-from unflip.data import ImageSet, channel_statistics, missing_package, stratified_order
+import numpy as np
+
+from unflip.data.errors import missing_package
+from unflip.data.image_set import ImageSet, channel_statistics, stratified_order
+from unflip.data.registry import register_data
 
 TEST_IMAGES = 450
 SEED = 0
 
 
-def load_digits() -> ImageSet:
-    """1,347 training and 450 test images of 1×8×8, always the same ones.
+@register_data("digits")
+def load_digits(folder: Path | None = None) -> ImageSet:
+    """1,347 training and 450 test images of 1×8×8, always the same ones; `folder` is not used.
 
-    scikit-learn's order follows the writers; the seeded shuffle makes both parts hold all of them.
-    `RandomState` is used because numpy promises never to change its stream. A mirrored digit is no
-    digit, so there is no flip.
+    scikit-learn orders the images by writer; the seeded shuffle puts all writers into both parts.
+    `RandomState` is used because numpy promises never to change its stream. A mirrored digit is not
+    a digit, so there is no flip.
     """
     try:
         from sklearn.datasets import load_digits as read_digits
@@ -33,8 +36,8 @@ def load_digits() -> ImageSet:
     order = shuffled[stratified_order(raw.target[shuffled])]
     # The pixels are whole numbers 0..16.
     pixels = np.rint(raw.images[order] * (255 / 16)).astype(np.uint8)
-    images = torch.from_numpy(pixels).unsqueeze(1)
-    labels = torch.from_numpy(raw.target[order].astype(np.int64))
+    images = pixels.reshape(-1, 1, 8, 8)
+    labels = raw.target[order].astype(np.int64)
     mean, std = channel_statistics(images[:-TEST_IMAGES])
     return ImageSet(
         train_images=images[:-TEST_IMAGES],

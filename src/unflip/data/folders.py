@@ -1,4 +1,4 @@
-"""A set of one's own: a tree with one folder of images for each class."""
+"""Your own images: a tree with one folder per class."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from unflip.data import (
-    DataError,
+from unflip.data.errors import DataError, missing_package
+from unflip.data.image_set import (
     ImageSet,
+    Labels,
+    Pixels,
     channel_statistics,
-    missing_package,
     stratified_order,
 )
+from unflip.data.registry import register_data
 from unflip.pictures import PixelError, read_picture
 
 if TYPE_CHECKING:
@@ -24,29 +23,34 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
-# One class and file an entry, in the order in which the images are kept.
+# Label and file of each image, in the order in which the images are kept.
 Listing = list[tuple[int, Path]]
 
 
-def load_folder(folder: Path, size: int | None = None) -> ImageSet:
+@register_data("folder")
+def load_folder(folder: Path | None, size: int | None = None) -> ImageSet:
     """Images from folder/train/CLASS/ and folder/test/CLASS/ (or folder/val/CLASS/), as RGB.
 
-    The classes are the sorted names of the folders under train. All images must be of one size,
-    unless `size` is given: then the shorter side is resized to it (bilinear) and the centre is cut
+    The classes are the sorted names of the folders under train. All images must have the same size,
+    unless `size` is given: then the shorter side is resized to it (bilinear) and the center is cut
     out. The whole set is held in memory, N×3×H×W bytes.
 
-    The order is fixed by the file names, with the classes interleaved, so that `ImageSet.split`
-    takes its share from every class.
+    The file names determine the order of the images. The classes are interleaved, so that
+    `ImageSet.split` takes its share from every class.
     """
-    if size is not None and size < 1:
-        raise DataError(f"size={size} must be at least 1 pixel.")
+    if size is not None and (type(size) is not int or size < 1):
+        raise DataError(f"size={size!r} must be a whole number of pixels, at least 1.")
+    if folder is None:
+        raise DataError(
+            "The data set 'folder' needs the folder of the images: give --data DIR (folder= in Python)."
+        )
     folder = Path(folder).expanduser()
     train, test = _parts(folder)
     classes = _classes(train)
     if len(classes) == 1:
         raise DataError(
-            f"{train} holds one class alone, {classes[0]!r}: nothing to tell apart. Each class has a folder of "
-            "its own there, and two are the least."
+            f"{train} has only one class, {classes[0]!r}. A classifier needs two or more: make one folder per "
+            "class there."
         )
     listings = _listing(train, classes), _listing(test, classes)
     shape = _shape(listings[0][0][1], size)
@@ -67,7 +71,7 @@ def load_folder(folder: Path, size: int | None = None) -> ImageSet:
 
 
 def _parts(folder: Path) -> tuple[Path, Path]:
-    """The folders of the two parts; "test" goes before "val" where a tree has both."""
+    """The folders of the two parts; a tree that has both "test" and "val" is tested on "test"."""
     train = folder / "train"
     tests = [folder / name for name in ("test", "val") if (folder / name).is_dir()]
     if train.is_dir() and tests:
@@ -80,12 +84,12 @@ def _parts(folder: Path) -> tuple[Path, Path]:
 
 
 def _classes(part: Path) -> tuple[str, ...]:
-    """Hidden folders are those of tools (.ipynb_checkpoints), not classes."""
+    """Hidden folders, such as .ipynb_checkpoints, belong to tools and are not classes."""
     names = sorted(
         path.name for path in part.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
     if not names:
-        raise DataError(f"{part} should hold one folder of images for each class; it holds none.")
+        raise DataError(f"{part} holds no folders; it should hold one folder of images per class.")
     return tuple(names)
 
 
@@ -95,8 +99,8 @@ def _listing(part: Path, classes: tuple[str, ...]) -> Listing:
     for name in _classes(part):
         if name not in classes:
             raise DataError(
-                f"{part / name} is a class without training images; "
-                f"the classes under train are: {', '.join(classes)}."
+                f"{part / name} is a class without training images: remove it, or add some. "
+                f"The classes under train are: {', '.join(classes)}."
             )
         listing.extend((classes.index(name), path) for path in _images(part / name))
     labels = np.array([label for label, _ in listing], dtype=np.int64)
@@ -104,14 +108,16 @@ def _listing(part: Path, classes: tuple[str, ...]) -> Listing:
 
 
 def _images(folder: Path) -> list[Path]:
-    """Hidden files are skipped: macOS leaves a ._name.jpg, which is no image, beside name.jpg."""
+    """Hidden files are skipped: macOS leaves a ._name.jpg, which is not an image, beside name.jpg."""
     paths = sorted(
         path
         for path in folder.iterdir()
         if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     )
     if not paths:
-        raise DataError(f"{folder} is a class without images: it holds no file in {_suffixes()}.")
+        raise DataError(
+            f"{folder} is a class without images: it holds no {_suffixes()} file. Add some, or remove it."
+        )
     return paths
 
 
@@ -127,21 +133,21 @@ def _shape(first: Path, size: int | None) -> tuple[int, int]:
     return height, width
 
 
-def _read(listing: Listing, shape: tuple[int, int], size: int | None) -> tuple[Tensor, Tensor]:
-    images = torch.empty((len(listing), 3, *shape), dtype=torch.uint8)
+def _read(listing: Listing, shape: tuple[int, int], size: int | None) -> tuple[Pixels, Labels]:
+    images = np.empty((len(listing), 3, *shape), dtype=np.uint8)
     for index, (_, path) in enumerate(listing):
         pixels = _read_image(path, size)
         if pixels.shape[:2] != shape:
             raise DataError(
                 f"{path} is {pixels.shape[1]}×{pixels.shape[0]} pixels, but the first training "
-                f"image is {shape[1]}×{shape[0]}. Give size= (in a recipe, data.size) to bring all "
-                "images to one size."
+                f"image is {shape[1]}×{shape[0]}. Give size= (in a recipe, data.size) to resize all images "
+                "to the same size."
             )
-        images[index] = torch.from_numpy(pixels).permute(2, 0, 1)
-    return images, torch.tensor([label for label, _ in listing], dtype=torch.int64)
+        images[index] = pixels.transpose(2, 0, 1)
+    return images, np.array([label for label, _ in listing], dtype=np.int64)
 
 
-def _read_image(path: Path, size: int | None) -> npt.NDArray[np.uint8]:
+def _read_image(path: Path, size: int | None) -> Pixels:
     """One image as H,W,3."""
     try:
         image = read_picture(path, "RGB")
@@ -150,7 +156,9 @@ def _read_image(path: Path, size: int | None) -> npt.NDArray[np.uint8]:
     except PixelError as error:
         raise DataError(f"{error}.") from error
     except Exception as error:  # a damaged file can raise nearly anything from a decoder
-        raise DataError(f"{path} cannot be read as an image: {error}.") from error
+        raise DataError(
+            f"{path} cannot be read as an image: {error}. Repair or remove the file."
+        ) from error
     return np.array(image if size is None else _resize_and_crop(image, size))
 
 

@@ -1,82 +1,153 @@
-"""Images on the device, and the batches of an epoch: order, crop and flip as one small plan.
+"""Sources: the images of a data set as training reads them, batch by batch, on the device.
 
-Everything random about an epoch is drawn on the CPU from (seed, epoch) alone: a resumed run, another device
-and every rank see the same batches.
+Everything random about an epoch is its plan, drawn on the CPU from (seed, epoch) alone. So a resumed
+run, another device and every rank of a distributed run see the same batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.data import ImageSet
+from unflip.data.image_set import ImageSet
+from unflip.data.spec import InputSpec
 
 
-class Images:
-    """A set of images on the device: uint8, channels last, with the crop's border around each."""
+class Source(Protocol):
+    """What training asks of a data set. ``len(source)`` is the number of training images.
+
+    A plan says for each image of an epoch which one it is and how it is changed (cropped, flipped). Its first column is
+    the image; the other columns are the source's own.
+
+    ``resident`` tells whether :meth:`batch` computes on the device, from the plan alone. Then it may be compiled and
+    captured in a CUDA graph, and the plan is on the device. Otherwise the source is streamed: the plan stays on the
+    CPU, and :meth:`batch` may read files and decode.
+    """
+
+    @property
+    def spec(self) -> InputSpec: ...
+
+    @property
+    def resident(self) -> bool: ...
+
+    @property
+    def test_count(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def plan(self, seed: int, epoch: int, batch_size: int) -> Tensor:
+        """An epoch as int64 of shape (steps, batch, columns) on the CPU; a last partial batch is dropped.
+
+        It depends on the arguments alone, not on earlier calls or the global random state.
+        """
+
+    def batch(self, plan: Tensor) -> tuple[Tensor, Tensor]:
+        """The images of some rows of a plan, float of shape N,C,H,W and normalized, and their labels; on the device."""
+
+    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All test images in order, ``size`` at a time (the last batch may be smaller), as :meth:`batch` gives them."""
+
+
+@runtime_checkable
+class FinitePictures(Protocol):
+    """What a source may offer besides: only finitely many pictures (an image, its crop and flip) can occur.
+
+    A teacher needs it, because it computes its logits for all of them before training (``train/teacher.py``).
+    """
+
+    def pictures(self) -> tuple[int, ...]:
+        """How many values each column of a plan takes, from 0 on. Every combination is a picture."""
+
+
+class MemorySource:
+    """An ``ImageSet`` on the device: uint8, channels last, the training images with their border to crop from.
+
+    The columns of a plan are image, top, left and flip.
+    """
+
+    resident = True
 
     def __init__(self, data: ImageSet, device: torch.device) -> None:
-        self.size = data.train_images.shape[-1]
-        if data.train_images.shape[-2] != self.size:
-            raise ValueError(
-                f"images should be square to be cropped, not {tuple(data.train_images.shape[-2:])}"
-            )
+        self.spec = data.spec
+        _, self.height, self.width = data.spec.shape
         self.padding, self.flip = data.crop_padding, data.flip
-        mean = torch.tensor(data.mean) * 255
+        self.mean = (torch.tensor(data.mean) * 255).to(device)
         self.std = (torch.tensor(data.std) * 255).to(device)
-        self.mean = mean.to(device)
-        self.train_labels = data.train_labels.to(device)
-        self.test_labels = data.test_labels.to(device)
-        self.train = _channels_last(data.train_images, device)
+        self.train_labels = _tensor(data.train_labels, device)
+        self.test_labels = _tensor(data.test_labels, device)
         self.test = _channels_last(data.test_images, device)
-        # Padding a normalised image with zeros, as everyone does, is padding the raw one with its mean;
-        # uint8 has no such value, so the border is masked after normalising.
+        # Padding a normalized image with zeros, as is usual, is padding the raw image with its mean. uint8 cannot hold
+        # that value, so the border is set to zero after normalizing.
         p = self.padding
-        self.train = F.pad(self.train, (0, 0, p, p, p, p))
+        self.train = F.pad(_channels_last(data.train_images, device), (0, 0, p, p, p, p))
+
+    @property
+    def test_count(self) -> int:
+        return len(self.test_labels)
 
     def __len__(self) -> int:
         return len(self.train_labels)
 
-    def epoch_plan(self, seed: int, epoch: int, batch_size: int) -> Tensor:
-        """(steps, batch, 4) of image, row, column and flip; the last partial batch is dropped."""
+    def plan(self, seed: int, epoch: int, batch_size: int) -> Tensor:
         generator = torch.Generator().manual_seed(mix(seed, epoch))
-        count = len(self)
-        steps = count // batch_size
+        count, tops, _, flips = self.pictures()
         order = torch.randperm(count, generator=generator)
-        shifts = torch.randint(0, 2 * self.padding + 1, (count, 2), generator=generator)
-        flips = torch.randint(0, 2 if self.flip else 1, (count, 1), generator=generator)
-        plan = torch.cat([order[:, None], shifts, flips], dim=1)
-        return plan[: steps * batch_size].view(steps, batch_size, 4)
+        shifts = torch.randint(0, tops, (count, 2), generator=generator)
+        mirrored = torch.randint(0, flips, (count, 1), generator=generator)
+        rows = torch.cat([order[:, None], shifts, mirrored], dim=1)
+        return in_batches(rows, batch_size)
 
     def batch(self, plan: Tensor) -> tuple[Tensor, Tensor]:
-        """The planned images, cropped, flipped and normalised, and their labels."""
         index, top, left, flip = plan.unbind(-1)
-        span = torch.arange(self.size, device=plan.device)
-        rows = top[:, None] + span
-        columns = left[:, None] + torch.where(flip[:, None] > 0, self.size - 1 - span, span)
+        down = torch.arange(self.height, device=plan.device)
+        across = torch.arange(self.width, device=plan.device)
+        rows = top[:, None] + down
+        columns = left[:, None] + torch.where(flip[:, None] > 0, self.width - 1 - across, across)
         raw = self.train[index[:, None, None], rows[:, :, None], columns[:, None, :]]
         inside = (
-            _inside(rows, self.padding, self.size)[:, :, None]
-            & _inside(columns, self.padding, self.size)[:, None, :]
+            _inside(rows, self.padding, self.height)[:, :, None]
+            & _inside(columns, self.padding, self.width)[:, None, :]
         )
         images = (raw.float() - self.mean) / self.std * inside[..., None]
         return images.permute(0, 3, 1, 2), self.train_labels[index]
 
-    def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        images = (self.test[start:stop].float() - self.mean) / self.std
-        return images.permute(0, 3, 1, 2), self.test_labels[start:stop]
+    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, self.test_count, size):
+            part = slice(start, start + size)
+            images = (self.test[part].float() - self.mean) / self.std
+            yield images.permute(0, 3, 1, 2), self.test_labels[part]
+
+    def pictures(self) -> tuple[int, ...]:
+        shifts = 2 * self.padding + 1
+        return len(self), shifts, shifts, 2 if self.flip else 1
 
 
-def _channels_last(images: Tensor, device: torch.device) -> Tensor:
-    return images.to(device).permute(0, 2, 3, 1).contiguous()
+def in_batches(rows: Tensor, batch_size: int) -> Tensor:
+    """The rows of an epoch as a plan (steps, batch, columns); a last partial batch is dropped."""
+    steps = len(rows) // batch_size
+    return rows[: steps * batch_size].view(steps, batch_size, rows.shape[1])
+
+
+def mix(seed: int, epoch: int) -> int:
+    """A seed for a generator: neighboring seeds and epochs must not share one (splitmix64's multipliers)."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 1) & (2**64 - 1)
+    return (mixed ^ (mixed >> 31)) & (2**63 - 1)
+
+
+def _channels_last(images: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
+    return _tensor(images, device).permute(0, 2, 3, 1).contiguous()
+
+
+def _tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Copied where torch could not share it: torch takes only writable memory without negative strides."""
+    return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
 
 
 def _inside(position: Tensor, padding: int, size: int) -> Tensor:
     return (position >= padding) & (position < padding + size)
-
-
-def mix(seed: int, epoch: int) -> int:
-    """A seed for a generator: neighbouring seeds and epochs must not share one (splitmix64's multipliers)."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 1) & (2**64 - 1)
-    return (mixed ^ (mixed >> 31)) & (2**63 - 1)

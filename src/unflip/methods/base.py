@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from unflip.hints import known
 from unflip.ste import straight_through
+from unflip.uses import same_definition
 
 
 class BinaryWeight(NamedTuple):
@@ -339,12 +340,6 @@ def register(name: str) -> Callable[[type[M]], type[M]]:
         return cls
 
     return add
-
-
-def same_definition(old: Any, new: Any) -> bool:
-    """Whether ``new`` is ``old`` defined again: a notebook's cell that is run twice, a module that is reloaded."""
-    names = [(one.__module__, one.__qualname__) for one in (old, new)]
-    return old is not new and names[0] == names[1]
 
 
 def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Packing a network with what is known of the images it was trained on."""
+"""Packing an image classifier with its class names and preprocessing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import os
 import torch
 from torch import nn
 
-from unflip.data import ImageSet
+from unflip.data import InputSpec
 from unflip.packing import pack
 
 
-def pack_for(images: ImageSet, model: nn.Module, path: str | os.PathLike[str]) -> int:
-    """Pack with the set's classes, mean and std; two of its images are the example."""
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (images.mean, images.std))
+def pack_for(spec: InputSpec, model: nn.Module, path: str | os.PathLike[str]) -> int:
+    """Pack with the classes, mean and std of ``spec``. Two images of noise are the example."""
+    noise = torch.randint(256, (2, *spec.shape), generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (spec.mean, spec.std))
     return pack(
         model,
-        (images.test_images[:2] / 255 - mean) / std,
+        (noise / 255 - mean) / std,
         path,
-        labels=images.classes,
-        preprocess={"mean": images.mean, "std": images.std},
+        labels=spec.classes,
+        preprocess={"mean": spec.mean, "std": spec.std},
     )

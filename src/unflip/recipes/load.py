@@ -56,8 +56,8 @@ def needed_source(recipe: Recipe, field: Literal["start", "distill"]) -> str | P
     path = recipe.beside(field) / named
     if _is_file(named) and not path.is_file():
         raise RecipeError(
-            f"recipe {recipe.name}: {field} names {named!r}, but there is no file {path}. Give the path relative to the "
-            "folder of the recipe that names it"
+            f"recipe {recipe.name}: {field} names {named!r}, but there is no file {path}. Give the path relative to "
+            "the folder of the recipe that names it"
         )
     return path
 

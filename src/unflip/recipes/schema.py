@@ -17,8 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from unflip.data import KNOWN as KNOWN_DATA
-from unflip.data import ImageSet
+from unflip import data
 from unflip.hints import known
 from unflip.uses import use
 
@@ -51,37 +50,43 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class Data(_Part):
-    """Which images. ``validation`` holds that many training images out *as the test set*. ``size``, of a folder's
-    images: the shorter side is resized to it and the centre cut out; without, all have one size."""
+class Data(BaseModel):
+    """A registered data set and its options. ``validation``: how many training images are held out; the run is then
+    tested on these instead of the test images."""
 
+    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
     validation: Annotated[int, Field(ge=0)] = 0
-    size: Count | None = None
 
     @field_validator("name")
     @classmethod
     def _known(cls, value: str) -> str:
-        return known(value, KNOWN_DATA, "data set")
+        return known(value, data.names(), "data set")
 
-    def of(self, images: ImageSet) -> ImageSet:
-        """The images as a run sees them."""
+    @model_validator(mode="after")
+    def _known_options(self) -> Data:
+        fields = [*type(self).model_fields, *data.option_names(self.name)]
+        for option in self.options:
+            known(option, fields, f"field of data {self.name!r}")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the data set that the recipe sets."""
+        return dict(self.model_extra or {})
+
+    def load(self, folder: Path | None) -> data.Dataset:
+        """All images, before any are held out."""
+        return data.load(self.name, folder, **self.options)
+
+    def of(self, images: data.Dataset) -> data.Dataset:
+        """The images as a run sees them: with those held out that the recipe holds out."""
         return images.split(self.validation) if self.validation else images
 
     def __str__(self) -> str:
-        size = "" if self.size is None else f" of size {self.size}"
-        return f"{self.name}{size} with {self.validation:,} images held out"
-
-    @model_validator(mode="after")
-    def _size_is_of_folders(self) -> Data:
-        if self.size is not None and self.name != "folder":
-            raise ValueError(f"size is for the data set 'folder', and the name is {self.name!r}")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_no_size(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Recipes of other data sets are written as before there was a size."""
-        return {k: v for k, v in values(self).items() if (k, v) != ("size", None)}
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        which = f"{self.name} ({options})" if options else self.name
+        return f"{which} with {self.validation:,} images held out"
 
 
 class Model(BaseModel):

@@ -23,7 +23,7 @@ import torch
 
 from unflip import models
 from unflip.cost import cost
-from unflip.data import ImageSet
+from unflip.data import Dataset
 from unflip.recipes.build import build_model
 from unflip.recipes.schema import Recipe
 from unflip.runs.files import read_json, write_atomically, write_json
@@ -92,7 +92,7 @@ class Found:
 
 def search_widths(
     recipe: Recipe,
-    data: ImageSet,
+    data: Dataset,
     out: Path,
     *,
     search: Search | None = None,
@@ -115,12 +115,12 @@ def search_widths(
             f"autobnn: recipe {recipe.name!r} starts from the weights of {recipe.start!r}, which fit one width alone"
         )
     if recipe.data.validation == 0:
-        held_out = recipe.data.model_copy(update={"validation": len(data.train_images) // 10})
+        held_out = recipe.data.model_copy(update={"validation": len(data) // 10})
         recipe = recipe.model_copy(update={"data": held_out})
     return _Evolution(recipe, data, out, search, fitness or _trained(data, device)).run()
 
 
-def _trained(data: ImageSet, device: str | None) -> Fitness:
+def _trained(data: Dataset, device: str | None) -> Fitness:
     def accuracy(recipe: Recipe, folder: Path) -> float:
         [result] = train(recipe, data, folder, options=RunOptions(device=device))
         return float(result["accuracy"])
@@ -136,7 +136,7 @@ def _with_widths(recipe: Recipe, widths: Widths | None) -> Recipe:
 
 class _Evolution:
     def __init__(
-        self, recipe: Recipe, data: ImageSet, out: Path, search: Search, fitness: Fitness
+        self, recipe: Recipe, data: Dataset, out: Path, search: Search, fitness: Fitness
     ) -> None:
         self.recipe, self.data, self.out = recipe, data, out
         self.search, self.fitness = search, fitness

@@ -24,7 +24,6 @@ from unflip.study.runner import StudyEngine, run_study
 from unflip.study.study import Study
 from unflip.study.summary import ArmSummary, Summary
 from unflip.study.table import caption
-from unflip.study.task import load_images
 from unflip.train.job import RunOptions
 
 
@@ -98,7 +97,7 @@ def study_methods(
     The summary also has memory, FLOPs and seconds of each method.
     """
     study = methods_study(recipe, out, names, seeds, overrides, source)
-    spec = load_images(recipe, data).spec
+    spec = recipe.data.load(data).spec
     cost_of = functools.cache(lambda arm: _cost(study.arm(arm), spec))
 
     def output(study: Study, last: bool) -> Summary:

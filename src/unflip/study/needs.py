@@ -64,9 +64,10 @@ def _words(recipe: Recipe) -> str:
     assert recipe.distill is not None
     name = recipe.distill.teacher
     usual = load_recipe(name).data if name in recipe_names() else Data(name=recipe.data.name)
+    before = usual.model_dump()
     changed = [
-        f"data.{field}={getattr(recipe.data, field)}"
-        for field in Data.model_fields
-        if getattr(recipe.data, field) != getattr(usual, field)
+        f"data.{field}={value}"
+        for field, value in recipe.data.model_dump().items()
+        if field not in before or before[field] != value
     ]
     return " ".join([name, *changed])

@@ -12,14 +12,14 @@ from typing import Protocol
 
 import torch
 
-from unflip.data import ImageSet
+from unflip.data import Dataset
 from unflip.hints import known
 from unflip.runs import provenance
 from unflip.study.arm import Arm
 from unflip.study.output import write_results
 from unflip.study.study import Study
 from unflip.study.summary import NAME, Summary
-from unflip.study.task import Task, load_images, train_jobs
+from unflip.study.task import Task, train_jobs
 from unflip.train.job import Job, RunOptions
 from unflip.train.loop import check_device
 from unflip.train.signals import sigterm_as_ctrl_c
@@ -86,7 +86,7 @@ def run_study(
     chosen = study.only(only) if only else study
     check_device(options.device)
     chosen.check_folders()
-    images = functools.cache(lambda: load_images(study.arms[0].recipe, data))
+    images = functools.cache(lambda: study.arms[0].recipe.data.load(data))
     refuse_others = functools.partial(_refuse_others, images=images if data else None)
     refuse_others(study.shown(only), resuming=chosen)
     _warn_of_fewer_seeds(study)
@@ -133,7 +133,7 @@ def _tell_anyway(tell: Callable[[], object]) -> None:
 
 
 def _refuse_others(
-    study: Study, images: Callable[[], ImageSet] | None, resuming: Study | None = None
+    study: Study, images: Callable[[], Dataset] | None, resuming: Study | None = None
 ) -> None:
     """Refuse finished runs of other images, start or teacher than those given: the table shows them as they are.
 
@@ -202,7 +202,8 @@ def _seeds_before(path: Path) -> int:
         aside = path.with_name(f"{path.name}.damaged")
         path.replace(aside)
         print(
-            f"warning: {path} is damaged ({error!r}). It is written again from the runs; the damaged one is now {aside}",
+            f"warning: {path} is damaged ({error!r}). It is written again from the runs; the damaged file is now "
+            f"{aside}",
             flush=True,
         )
         return 0
@@ -210,7 +211,7 @@ def _seeds_before(path: Path) -> int:
 
 def _in_this_process(
     study: Study,
-    images: ImageSet,
+    images: Dataset,
     engine: StudyEngine,
     options: RunOptions,
     tell: Callable[[], object],

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unflip.data import ImageSet, load
-from unflip.recipes.schema import Recipe
+from unflip.data import Dataset
 from unflip.train.job import Job, RunOptions
 from unflip.train.loop import TrainingStopped, train_together
 
@@ -22,15 +21,10 @@ class Task:
     options: RunOptions
 
     def run(self) -> None:
-        train_jobs(self.jobs, load_images(self.jobs[0].recipe, self.data), self.options)
+        train_jobs(self.jobs, self.jobs[0].recipe.data.load(self.data), self.options)
 
 
-def load_images(recipe: Recipe, folder: Path | None) -> ImageSet:
-    """The images of a recipe's data set."""
-    return load(recipe.data.name, folder, recipe.data.size)
-
-
-def train_jobs(jobs: Sequence[Job], images: ImageSet, options: RunOptions) -> None:
+def train_jobs(jobs: Sequence[Job], images: Dataset, options: RunOptions) -> None:
     """Train side by side. A run that stops keeps its reason, and the others resume from their last checkpoint."""
     left = list(jobs)
     while left:

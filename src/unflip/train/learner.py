@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.data.source import Images, mix
+from unflip.data.source import Source, mix
 from unflip.kernels import stem_conv
 from unflip.kernels.mapping import shared_predictions
 from unflip.layers import (
@@ -29,7 +29,7 @@ LOSS_SCALE = 512.0
 
 
 class Objective(nn.Module):
-    """Cross entropy, mixed with a teacher's answers where there is one, and the methods' own loss, layer by layer."""
+    """Cross entropy, mixed with a teacher's logits if there is a teacher, and the methods' own loss per layer."""
 
     def __init__(self, model: nn.Module, distill: Distill | None = None) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Objective(nn.Module):
         self.distill = distill
 
     def forward(
-        self, images: Tensor, labels: Tensor, answers: Tensor | None = None
+        self, images: Tensor, labels: Tensor, teacher: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         with shared_predictions(self.model):
             logits = self.model(images)
@@ -45,38 +45,38 @@ class Objective(nn.Module):
         auxiliary = torch.stack(list(losses.values())) if losses else logits.new_zeros(0)
         precise = torch.promote_types(logits.dtype, torch.float32)  # half is not enough for a loss
         loss = F.cross_entropy(logits.to(precise), labels)
-        if self.distill is not None and answers is not None:
-            soft = divergence(logits.to(precise), answers.to(precise), self.distill.temperature)
+        if self.distill is not None and teacher is not None:
+            soft = divergence(logits.to(precise), teacher.to(precise), self.distill.temperature)
             loss = (1 - self.distill.weight) * loss + self.distill.weight * soft
         return loss, auxiliary.to(precise)
 
 
-def divergence(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
-    """T² · KL(softmax(answers / T) ‖ softmax(logits / T)), the mean over a batch."""
-    mine, theirs = (F.log_softmax(z / temperature, dim=1) for z in (logits, answers))
+def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T² · KL(softmax(teacher / T) ‖ softmax(logits / T)), the mean over a batch."""
+    mine, theirs = (F.log_softmax(z / temperature, dim=1) for z in (logits, teacher))
     return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
 
 
 class Learner:
     """A seed's model, optimizer and running sums, all on one device.
 
-    ``answers`` gives the teacher's logits for a row of the plan, where the recipe has a teacher (``teacher.py``).
+    ``teacher`` gives the teacher's logits for a row of the plan, if the recipe has a teacher (``teacher.py``).
     """
 
     def __init__(
         self,
         recipe: Recipe,
         model: nn.Module,
-        images: Images,
+        source: Source,
         device: torch.device,
-        answers: Callable[[Tensor], Tensor] | None = None,
+        teacher: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        if (recipe.distill is None) != (answers is None):
+        if (recipe.distill is None) != (teacher is None):
             raise ValueError(
                 f"recipe {recipe.name} has distill: {recipe.distill}, so it needs "
                 f"{'no teacher' if recipe.distill is None else 'its teacher'} here"
             )
-        self.recipe, self.images, self.device, self.answers = recipe, images, device, answers
+        self.recipe, self.source, self.device, self.teacher = recipe, source, device, teacher
         if recipe.sync_batchnorm and distributed.world_size() > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -89,14 +89,17 @@ class Learner:
         self.method = None if recipe.method == "float" else recipe.resolved_method()
         self.groups = _parameter_groups(self.model, recipe, self.method)
         self.optimizers = _make_optimizers(recipe, self.method, self.groups, device)
-        steps = len(images) // recipe.batch_size
+        steps = len(source) // recipe.batch_size
         if steps == 0:
             raise ValueError(
-                f"batch_size={recipe.batch_size} is larger than the {len(images)} training images"
+                f"batch_size={recipe.batch_size} is larger than the {len(source)} training images"
             )
         self.steps = steps
-        self.plan = torch.zeros(steps, recipe.batch_size, 4, dtype=torch.int64, device=device)
-        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        # A real plan, not zeros: kernels are checked and captured with it before the first epoch starts.
+        # Batches that are decoded on the host are planned there too.
+        where = device if source.resident else torch.device("cpu")
+        self.plan = source.plan(0, 0, recipe.batch_size).to(where)
+        self.position = torch.zeros(1, dtype=torch.int64, device=where)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.auxiliary_sum = torch.zeros(
             len(self.auxiliary_layers), dtype=torch.float64, device=device
@@ -120,7 +123,7 @@ class Learner:
 
     def plan_ahead(self, seed: int, epoch: int) -> None:
         """Draw an epoch's batches while a GPU is still busy with the epoch before."""
-        plan = self.images.epoch_plan(seed, epoch, self.recipe.batch_size)
+        plan = self.source.plan(seed, epoch, self.recipe.batch_size)
         self.planned = (seed, epoch, plan)
 
     def start_epoch(self, seed: int, epoch: int, factor: float) -> None:
@@ -145,14 +148,14 @@ class Learner:
                 group["lr"] = group["peak_lr"] * factor
 
     def planned_losses(self, plan: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss on the labels (and the teacher's answers) and the auxiliary losses of a row of the plan."""
+        """The loss on the labels (and the teacher's logits) and the auxiliary losses of a row of the plan."""
         mine = distributed.share(plan)
-        images, labels = self.images.batch(mine)
-        answers = None if self.answers is None else self.answers(mine)
+        images, labels = self.source.batch(mine)
+        teacher = None if self.teacher is None else self.teacher(mine)
         with torch.autocast(
             self.device.type, torch.float16, enabled=self.half, cache_enabled=False
         ):
-            return self.objective(images, labels, answers)
+            return self.objective(images, labels, teacher)
 
     def backward(self) -> tuple[Tensor, Tensor]:
         """Gradients of the batch at ``position`` into ``.grad``; returns the two losses."""
@@ -186,17 +189,15 @@ class Learner:
         """Test accuracy in percent. On a GPU the curve is drawn in half precision, results are not."""
         self.model.eval()
         right = torch.zeros((), dtype=torch.int64, device=self.device)
-        total = len(self.images.test_labels)
         half = self.half and not exact
         with (
             torch.autocast(self.device.type, torch.float16, enabled=half, cache_enabled=False),
             nullcontext() if exact else shared_predictions(self.model),
         ):
-            for start in range(0, total, batch):
-                images, labels = self.images.test_batch(start, min(start + batch, total))
+            for images, labels in self.source.test_batches(batch):
                 right += (self.model(images).argmax(1) == labels).sum()
         self.model.train()
-        return 100 * right.item() / total
+        return 100 * right.item() / self.source.test_count
 
     def state(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by name."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from unflip.data import ImageSet
-from unflip.data.source import Images
+from unflip.data import Dataset
+from unflip.data.source import Source
 from unflip.recipes.build import build_model
 from unflip.recipes.load import needed_recipe, needed_source, run_name
 from unflip.recipes.schema import Recipe, is_weights
@@ -40,7 +40,7 @@ SAVING_SHARE = 0.02  # of the time at most: many large networks side by side sav
 
 def train(
     recipe: Recipe,
-    data: ImageSet,
+    data: Dataset,
     out: Path,
     *,
     seeds: Sequence[int] = (0,),
@@ -65,7 +65,7 @@ def train(
 def _needed_run(
     recipe: Recipe,
     field: Any,
-    data: ImageSet,
+    data: Dataset,
     out: Path,
     seeds: Sequence[int],
     options: RunOptions,
@@ -106,7 +106,7 @@ def _unfinished(out: Path, seeds: Sequence[int], device: str | None) -> bool:
 
 
 def train_together(
-    jobs: Sequence[Job], data: ImageSet, options: RunOptions | None = None
+    jobs: Sequence[Job], data: Dataset, options: RunOptions | None = None
 ) -> list[dict[str, Any]]:
     """Train several runs side by side, of one recipe or of several that take the same steps.
 
@@ -163,7 +163,7 @@ def _refuse_unused(jobs: Sequence[Job]) -> None:
 class _Training:
     """Jobs on one device, from their folders to their results."""
 
-    def __init__(self, jobs: Sequence[Job], data: ImageSet, options: RunOptions) -> None:
+    def __init__(self, jobs: Sequence[Job], data: Dataset, options: RunOptions) -> None:
         self.jobs, self.data, self.options = jobs, data, options
         assert options.device is not None
         self.device = torch.device(options.device)
@@ -174,7 +174,7 @@ class _Training:
         waiting = [i for i, result in enumerate(results) if result is None]
         if not waiting:
             return results
-        source = Images(self.data, self.device)
+        source = self.data.source(self.device)
         folders = [self.jobs[i].run.folder for i in waiting] if self.first else []
         with sigterm_as_ctrl_c(), new_folders(folders) as begun, locked(folders):
             groups = distributed.from_rank_0(self._groups(waiting) if self.first else None)
@@ -224,7 +224,7 @@ class _Training:
                 groups.append(([i], set(whole)))
         return [(members, max(common, default=None)) for members, common in groups]
 
-    def _teachers(self, jobs: Sequence[Job], source: Images) -> dict[Path | None, Teacher]:
+    def _teachers(self, jobs: Sequence[Job], source: Source) -> dict[Path | None, Teacher]:
         """One teacher for all runs that learn from it."""
         found: dict[Path | None, Teacher] = {}
         for job in jobs:
@@ -244,7 +244,7 @@ class _Training:
     def _prepare(
         self,
         jobs: Sequence[Job],
-        source: Images,
+        source: Source,
         teachers: Mapping[Path | None, Teacher],
         at: Position | None,
     ) -> list[LiveRun]:
@@ -268,7 +268,7 @@ class _Training:
     def _prepare_run(
         self,
         job: Job,
-        source: Images,
+        source: Source,
         teacher: Teacher | None,
         at: Position | None,
         memo: dict[str, Any] | None,

@@ -14,8 +14,8 @@ from torch import nn
 
 from unflip import models
 from unflip.binarize import load_twin
-from unflip.data import ImageSet
-from unflip.data.source import Images, mix
+from unflip.data import Dataset
+from unflip.data.source import mix
 from unflip.recipes.schema import MAKE_WEIGHTS, WEIGHTS, Recipe, Schedule, is_weights
 from unflip.runs import provenance
 from unflip.runs.load import model_of, model_state
@@ -28,7 +28,7 @@ from unflip.train.learner import Learner
 def load_first_weights(
     job: Job,
     model: nn.Module,
-    data: ImageSet,
+    data: Dataset,
     device: torch.device,
     *,
     eager: bool,
@@ -54,7 +54,7 @@ class Preparation:
         self,
         job: Job,
         start: Run | Path | None,
-        data: ImageSet,
+        data: Dataset,
         device: torch.device,
         eager: bool,
         quiet: bool,
@@ -94,7 +94,7 @@ class Preparation:
 def train_branches(
     baseline: nn.Module,
     recipe: Recipe,
-    data: ImageSet,
+    data: Dataset,
     *,
     count: int,
     epochs: int,
@@ -111,9 +111,9 @@ def train_branches(
             "supported"
         )
     short = recipe.model_copy(update={"epochs": epochs, "schedule": Schedule()})
-    images = Images(data, device)
+    source = data.source(device)
     learners = [
-        Learner(short, copy.deepcopy(baseline).train(), images, device) for _ in range(count)
+        Learner(short, copy.deepcopy(baseline).train(), source, device) for _ in range(count)
     ]
     engine = Engine(learners, compiled=not eager, captured=not eager)
     for epoch in range(epochs):
@@ -173,7 +173,7 @@ def _start_of(job: Job) -> Run | Path | None:
     return run
 
 
-def _refuse_other_start(recipe: Recipe, run: Run, data: ImageSet) -> None:
+def _refuse_other_start(recipe: Recipe, run: Run, data: Dataset) -> None:
     """Refuse weights of other images or of another network, which may fit its tensors and mean nothing."""
     differ = provenance.other_images(run, recipe.data, recipe.plain()["data"], data.fingerprint)
     if differ:
