@@ -16,8 +16,13 @@ from unflip.data import ImageSet
 from unflip.data.source import Images, mix
 from unflip.kernels import stem_conv
 from unflip.kernels.mapping import shared_predictions
-from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epoch
-from unflip.methods.lns import trust_mappings
+from unflip.layers import (
+    after_step,
+    auxiliary_losses,
+    binary_layers,
+    start_epoch,
+    state_restored,
+)
 from unflip.train import distributed
 from unflip.train.recipe import Distill, Recipe
 
@@ -266,7 +271,7 @@ class Learner:
         for tensor in self.state().values():
             distributed.broadcast(tensor)
         if distributed.rank() > 0:
-            trust_mappings(self.model)  # rank 0 says if they are untaught
+            state_restored(self.model)  # rank 0 says if they are untaught
 
     def snapshot(self) -> dict[str, Tensor]:
         return {k: v.detach().clone() for k, v in self.state().items()}

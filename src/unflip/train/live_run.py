@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unflip import __version__
 from unflip.freeze import pack_signs, unpack_signs
-from unflip.methods.lns import trust_mappings
+from unflip.layers import state_restored
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import Checkpoint, CheckpointError
 from unflip.runs.files import read_metrics, whole_metrics
@@ -61,7 +61,7 @@ class Seed:
             else:
                 parts[""][name] = tensor
         self.learner.restore(parts[""])
-        trust_mappings(self.learner.model)  # a run begins with a checkpoint, after its warm start
+        state_restored(self.learner.model)  # a run begins with a checkpoint, after its warm start
         for name, now in self.moved.signs.items():
             packed = parts["signs"][name].to(now.device)
             now.copy_(unpack_signs(packed, tuple(now.shape), now.dtype))
