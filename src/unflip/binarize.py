@@ -24,7 +24,7 @@ from unflip.layers import (
     inside_binarizer,
     twin_of,
 )
-from unflip.methods.base import Method, get, resolve
+from unflip.methods import Method, get, resolve
 
 _BINARY_CLASS: dict[type[nn.Module], type[BinaryLayer]] = {
     nn.Conv2d: BinaryConv2d,

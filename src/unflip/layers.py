@@ -17,8 +17,8 @@ from unflip.methods.base import (
     WeightBinarizer,
     can_be_read,
     check_shapes,
-    resolve,
 )
+from unflip.methods.registry import resolve
 
 # On a GPU the training engine puts a kernel here that takes (layer, input, ±1 weights) and fuses the sign into
 # the product; it returns None for layers it does not cover.
@@ -341,14 +341,6 @@ class BinaryLinear(LinearProduct, BinaryLayer, nn.Linear):  # type: ignore[misc]
         self.set_method(method)
 
 
-class Carry(nn.Identity):
-    """Where a residual network's shortcut joins: does nothing, but a method may put a gate in its place."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.channels = channels
-
-
 def binary_layers(model: nn.Module) -> Iterator[tuple[str, BinaryLayer]]:
     """(name, layer) of every trainable binary layer in the model."""
     for name, module in model.named_modules():
@@ -384,3 +376,9 @@ def after_step(model: nn.Module) -> None:
     """Call after every optimizer step: lets methods clip or centre their latent weights."""
     for _, layer in binary_layers(model):
         layer.weight_binarizer.after_step(layer.weight)
+
+
+def state_restored(model: nn.Module) -> None:
+    """Call after the model's tensors were filled in place from a checkpoint, without ``load_state_dict``."""
+    for _, layer in binary_layers(model):
+        layer.weight_binarizer.restored()

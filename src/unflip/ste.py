@@ -1,8 +1,8 @@
-"""Sign and the straight-through gradient, in the one form that survives every torch we support.
+"""Sign and the straight-through gradient, in the one form that works in every torch we support.
 
-A custom ``autograd.Function`` lost its gradient silently under ``torch.compile`` in torch 2.11: the
-binary weights then never flip while the loss still falls. ``hard.detach() + (soft - soft.detach())``
-is right eager, compiled and exported, and its value is exactly ``hard`` because x - x = 0.
+Under ``torch.compile`` in torch 2.11 a custom ``autograd.Function`` silently lost its gradient: the binary weights
+then never flip while the loss still falls. ``hard.detach() + (soft - soft.detach())`` is correct eager, compiled and
+exported, and its value is exactly ``hard`` because x - x = 0.
 """
 
 import torch
@@ -19,7 +19,7 @@ def sign(x: Tensor) -> Tensor:
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
-    """The value of ``hard`` with the gradient of ``soft``; both of the same shape.
+    """The value of ``hard`` with the gradient of ``soft``; both have the same shape.
 
     ``soft`` must be finite: inf - inf is NaN.
     """

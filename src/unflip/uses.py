@@ -44,12 +44,6 @@ def use(name: str) -> ModuleType:
 
 
 def same_definition(old: Any, new: Any) -> bool:
-    """Whether ``new`` is ``old`` defined again: a notebook's cell that is run twice, a module that is reloaded."""
+    """Whether ``new`` is ``old`` defined again: a notebook cell that is run twice, or a module that is reloaded."""
     names = [(one.__module__, one.__qualname__) for one in (old, new)]
     return old is not new and names[0] == names[1]
-
-
-def code_hash(name: str) -> str | None:
-    """SHA-256 of the module's own file; None where it is none that can be read."""
-    path = getattr(use(name), "__file__", None)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None

@@ -2,21 +2,21 @@
 
 Lin et al., NeurIPS 2017, arXiv:1711.11294.
 
-Weights     Q = Σ_i α_i B_i, i = 1 .. M, B_i = sign(W − mean(W) + u_i · std(W)), u_i evenly in [−1, 1]
+Weights     Q = Σ_i α_i B_i, i = 1 .. M, B_i = sign(W − mean(W) + u_i · std(W)), u_i evenly spaced in [−1, 1]
             α = argmin ‖W − Σ_i α_i B_i‖² (linear regression)
-            over the whole layer, or, with scope="filter", for each filter by itself
-            ∂L/∂W = Σ_i α_i · ∂L/∂Q                         (straight through; α and std not differentiated)
+            over the whole layer or, with scope="filter", for each filter
+            ∂L/∂W = Σ_i α_i · ∂L/∂Q                         (straight through; α and std are not differentiated)
 Inputs      x ≈ Σ_j β_j A_j, j = 1 .. N, A_j = 2 · 1[clip(x + v_j, 0, 1) ≥ ½] − 1, v and β learned
             ∂L/∂x = Σ_j β_j · ∂L/∂(Σ β A) · 1[0 ≤ x + v_j ≤ 1], the same for each v_j
             ∂L/∂β_j = ∂L/∂(Σ β A) · A_j
 
-The sets where B_i = +1 are nested, so the normal equations need no product of bases:
-mean(B_i B_j) = 1 − |mean(B_i) − mean(B_j)|. Bases that coincide leave α open; a ridge of 1e-8 makes their
-shares equal, as the least squares of smallest norm has them.
+The sets where B_i = +1 are nested, so the normal equations need no products of bases:
+mean(B_i B_j) = 1 − |mean(B_i) − mean(B_j)|. If bases coincide, α is not unique. A ridge of 1e-8 then gives them equal
+shares, which is the least-squares solution of smallest norm.
 
-Differences from the authors' code: we found none published. Ours, where the paper says nothing: std divides by n;
-M = 1 has u = 0; v_j starts at ½ − t_j with N thresholds t evenly inside (−1, 1), and β_j at 1/N, so that
-training begins with a staircase from −1 to 1 (at one value for all, the A_j would stay one and the same).
+Differences from the authors' code: we found no published code. Our choices where the paper says nothing: std divides
+by n; M = 1 has u = 0; v_j starts at ½ − t_j with N thresholds t evenly spaced inside (−1, 1), and β_j starts at 1/N.
+Training so begins with a staircase from −1 to 1. (If all v_j started at one value, all A_j would stay equal.)
 """
 
 from dataclasses import dataclass
@@ -25,27 +25,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    BinaryWeight,
-    InputBinarizer,
-    InputCode,
-    Method,
-    WeightBinarizer,
-    check_whole,
-    least_float,
-    register,
-)
+from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.pieces import at_least_float32, check_range, least_float
+from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
 Scope = Literal["layer", "filter"]
 
-RIDGE = 1e-8  # on matrices with ones on the diagonal
+RIDGE = 1e-8  # added to the diagonal of matrices whose diagonal is 1
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """x of matrix · x = right, for (..., M, M) positive definite and (..., M), by elimination.
+    """Solve matrix · x = right for (..., M, M) positive definite and (..., M), by elimination.
 
-    ``torch.linalg.solve`` has a look at its result, which a CUDA graph cannot hold.
+    ``torch.linalg.solve`` reads its result back to the host, which a CUDA graph cannot capture.
     """
     rows = torch.cat([matrix, right.unsqueeze(-1)], -1)
     one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
@@ -65,14 +58,14 @@ class ShiftedSigns(WeightBinarizer):
         self.scope = scope
 
     def code(self, weight: Tensor) -> BinaryWeight:
-        precise = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        precise = at_least_float32(weight)
         groups = precise.flatten()[None] if self.scope == "layer" else precise.flatten(1)
-        centred = groups - groups.mean(1, keepdim=True)
-        std = centred.square().mean(1, keepdim=True).sqrt()
+        centered = groups - groups.mean(1, keepdim=True)
+        std = centered.square().mean(1, keepdim=True).sqrt()
         shifts = (
             [2 * i / (self.bases - 1) - 1 for i in range(self.bases)] if self.bases > 1 else [0]
         )
-        signs = torch.stack([sign(centred + u * std) for u in shifts])  # bases, groups, n
+        signs = torch.stack([sign(centered + u * std) for u in shifts])  # bases, groups, n
 
         means = signs.mean(2, dtype=torch.float64).T
         products = 1 - (means[:, :, None] - means[:, None, :]).abs()
@@ -124,7 +117,7 @@ class ABCNet(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("weight_bases", "input_bases"):
-            check_whole(self.name, name, getattr(self, name), 1, 8)
+            check_range(self.name, name, getattr(self, name), 1, 8)
 
     @property
     def binary_downsample(self) -> bool:
@@ -136,7 +129,7 @@ class ABCNet(Method):
             return None
         return (
             f"it writes a weight as {self.weight_bases} signs, and LNS predicts one; "
-            "weight_bases=1 has one"
+            "use weight_bases=1"
         )
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:

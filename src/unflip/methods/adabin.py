@@ -2,22 +2,22 @@
 
 Tu et al., ECCV 2022, arXiv:2208.08084.
 
-Values are not −1 and +1 but any two, β − α and β + α: a centre β and half a distance α.
+The two values are not −1 and +1 but β − α and β + α: a center β and half of their distance, α.
 
-Weights     Q = α · sign(Ŵ) + β, Ŵ = (W − β) / α;  β = mean(W), α = √mean((W − β)²) for each filter
+Weights     Q = α · sign(Ŵ) + β, Ŵ = (W − β) / α;  β = mean(W), α = √mean((W − β)²) per filter
             ∂Q/∂Ŵ = α · max(1, t) · (1 − tanh²(t Ŵ)), ∂Q/∂α = sign(Ŵ), ∂Q/∂β = 1, and from there to W
-            t = 10^(−3 + 4 · epoch / epochs)                     (IR-Net's estimator, and its schedule)
-Inputs      B = α · sign(z) + β, z = (x − β) / α, with α and β learned for each layer, at first 1 and 0
+            t = 10^(−3 + 4 · epoch / epochs)                     (IR-Net's estimator and schedule)
+Inputs      B = α · sign(z) + β, z = (x − β) / α, with α and β learned per layer, starting at 1 and 0
             ∂B/∂x = a(z), ∂B/∂α = sign(z) − a(z) z, ∂B/∂β = 1 − a(z);  a(z) = max(0, 2 − 2|z|)
-Activation  Maxout: y = γ₊ max(x, 0) + γ₋ min(x, 0) with slopes learned for each channel, at first γ₊ = 1, γ₋ = ¼;
-            it takes the place of every nn.PReLU of the network, whose slopes are γ₋ (maxout=False: it does not)
+Activation  Maxout: y = γ₊ max(x, 0) + γ₋ min(x, 0) with slopes learned per channel, starting at γ₊ = 1, γ₋ = ¼.
+            It replaces every nn.PReLU of the network, whose slopes become γ₋ (unless maxout=False)
 
-In the discrete form β is the ``offset``: one number for each filter, no second bit for each weight.
+In the discrete form β is the ``offset``: one number per filter, not a second bit per weight.
 
-Differences from the authors' code: the centre of inputs is β, as in the paper; their code has α (sign(z) + β), a centre
-of αβ. Their Maxout comes after BatchNorm and the add of a shortcut; ours stands where the network has its
-PReLU, and a network without one gets none. γ₊ is the method's own state, under ``adapted``. A filter of
-equal weights has α = 0 (nearly) and no gradient but that of its mean, where theirs divides 0 by 0.
+Differences from the authors' code: the center of inputs is β, as in the paper; their code has α (sign(z) + β), with
+center αβ. Their Maxout comes after BatchNorm and the addition of a shortcut. Ours stands where the network has its
+PReLU, and a network without PReLU gets no Maxout. γ₊ is state of the method, under ``adapted``. In a filter of equal
+weights α is nearly 0 and only the mean has a gradient; their code divides 0 by 0.
 """
 
 from dataclasses import dataclass
@@ -25,22 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    BinaryWeight,
-    InputBinarizer,
-    InputCode,
-    Method,
-    WeightBinarizer,
-    one_step_code,
-    register,
-    replace_prelus,
-)
+from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.pieces import at_least_float32, one_step_code, parabolic_sign, replace_prelus
+from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
-
-
-def precise(x: Tensor) -> Tensor:
-    """In float32 at least: squares of half-precision weights overflow."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class AdaptiveSet(WeightBinarizer):
@@ -51,9 +39,11 @@ class AdaptiveSet(WeightBinarizer):
         self.hold("sharpness", 1e-3, like)
 
     def moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """β and α of each filter, to go with the weight. α² is at least the least normal number, so that
-        nothing is divided by 0; below that its gradient is 0."""
-        filters = precise(weight).flatten(1)
+        """β and α of each filter, in a shape that broadcasts over the weight.
+
+        α² is at least the least normal number, so that nothing is divided by 0; below that its gradient is 0.
+        """
+        filters = at_least_float32(weight).flatten(1)
         beta = filters.mean(1, keepdim=True)
         variance = (filters - beta).square().mean(1, keepdim=True)
         alpha = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
@@ -62,12 +52,12 @@ class AdaptiveSet(WeightBinarizer):
 
     def code(self, weight: Tensor) -> BinaryWeight:
         beta, alpha = self.moments(weight)
-        signs = sign(precise(weight) - beta).to(weight.dtype)
+        signs = sign(at_least_float32(weight) - beta).to(weight.dtype)
         return BinaryWeight(signs[None], alpha[None].to(weight.dtype), beta.to(weight.dtype))
 
     def surrogate(self, weight: Tensor) -> Tensor:
         beta, alpha = self.moments(weight)
-        normal = (precise(weight) - beta) / alpha
+        normal = (at_least_float32(weight) - beta) / alpha
         t = self.sharpness.to(normal.dtype)
         slope = (t.clamp_min(1) * (1 - torch.tanh(t * normal) ** 2)).detach()
         through = alpha.detach() * slope * normal + alpha * sign(normal).detach() + beta
@@ -83,13 +73,12 @@ class AdaptiveInputs(InputBinarizer):
     def __init__(self, like: Tensor) -> None:
         super().__init__()
         self.distance = nn.Parameter(like.new_tensor(1.0))
-        self.centre = nn.Parameter(like.new_tensor(0.0))
+        self.centre = nn.Parameter(like.new_tensor(0.0))  # its name is part of saved state dicts
 
     def forward(self, x: Tensor) -> Tensor:
-        alpha, beta = precise(self.distance), precise(self.centre)
-        z = (precise(x) - beta) / alpha
-        c = z.clamp(-1, 1)
-        binary = straight_through(sign(z), 2 * c - c * c.abs())
+        alpha, beta = at_least_float32(self.distance), at_least_float32(self.centre)
+        z = (at_least_float32(x) - beta) / alpha
+        binary = straight_through(sign(z), parabolic_sign(z))
         return (alpha * binary + beta).to(x.dtype)
 
     def code(self) -> InputCode:
@@ -105,12 +94,12 @@ class PositiveSlopes(nn.Module):
 
 
 class Maxout(nn.PReLU):
-    """PReLU with a slope on either side; ``weight`` holds the negative ones, as in nn.PReLU."""
+    """PReLU with learned slopes on both sides; ``weight`` holds the negative ones, as in nn.PReLU."""
 
     def __init__(self, prelu: nn.PReLU) -> None:
         slopes = prelu.weight
         super().__init__(prelu.num_parameters, device=slopes.device, dtype=slopes.dtype)
-        self.weight = slopes  # the parameter itself: hooks and optimizers that know it stay right
+        self.weight = slopes  # the same parameter: hooks and optimizers that hold it stay valid
         self.adapted = PositiveSlopes(slopes)
         self.train(prelu.training)
 
@@ -122,7 +111,7 @@ class Maxout(nn.PReLU):
 @register("adabin")
 @dataclass(frozen=True)
 class AdaBin(Method):
-    """Two values of its own for each filter (from its moments) and each layer's inputs (learned)."""
+    """Two free values per filter (from its mean and deviation) and per layer's inputs (learned)."""
 
     maxout: bool = True
 

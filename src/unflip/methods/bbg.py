@@ -2,20 +2,20 @@
 
 Shen et al., ICASSP 2020, arXiv:1909.12117.
 
-Weights     Ŵ = W − mean(W) for each filter, so that a filter has about as many +1 as −1;
+Weights     Ŵ = W − mean(W) per filter, so that a filter has about as many +1 as −1;
             Q = α · sign(Ŵ), α = mean|Ŵ| over the layer
             ∂L/∂Ŵ = ∂L/∂Q (α is not differentiated), ∂L/∂W = ∂L/∂Ŵ − its mean over the filter
 Inputs      B = sign(x), ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1]
-Shortcut    out + g_c · x in place of out + x, with a learned gate g_c for each channel, 1 at the start
+Shortcut    out + g_c · x in place of out + x, with a learned gate g_c per channel that starts at 1
 
-The gate takes the place of every :class:`unflip.layers.Carry`, the point where a residual network's shortcut
-joins. With g = 1 the network is what it was without, so a float twin's weights keep their meaning; gates are
-part of the method's own state, under ``adapted``.
+The gate replaces every :class:`~unflip.methods.Carry`, the point where the shortcut of a residual network joins. With
+g = 1 the network computes the same as without gates, so a float twin's weights keep their meaning. Gates are state of
+the method, under ``adapted``.
 
-Differences from the authors' code: none was released. Abstract and summaries of the paper give the centring, the
-scale of the layer and the gate for each channel; that gates start at 1, that α is of Ŵ rather than of W, the
-gradient of the inputs, and that the gradient of the weights is not clipped are our reading of it. The paper adds a
-gated shortcut to networks that have none (VGG); here only shortcuts that are there get a gate.
+Differences from the authors' code: none was released. The abstract and summaries of the paper give the centering, the
+scale per layer and the gate per channel. Our interpretation: gates start at 1, α is the mean of |Ŵ| rather than of
+|W|, the gradient of the inputs, and that the gradient of the weights is not clipped. The paper adds a gated shortcut
+to networks without shortcuts (VGG); here only existing shortcuts get a gate.
 """
 
 from __future__ import annotations
@@ -25,30 +25,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
-from unflip.methods.binarynet import HardTanhSign
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer
+from unflip.methods.pieces import Carry, ClippedSign, centered, layer_mean
+from unflip.methods.registry import register
 from unflip.ste import sign
 
 
-def centred(weight: Tensor) -> Tensor:
-    """Each filter less its mean; a filter of one weight stays as it is, or it would vanish."""
-    if weight[0].numel() == 1:
-        return weight
-    return weight - weight.mean(tuple(range(1, weight.dim())), keepdim=True)
-
-
-class BalancedSign(WeightBinarizer):
+class CenteredSign(WeightBinarizer):
     def code(self, weight: Tensor) -> BinaryWeight:
-        balanced = centred(weight)
-        scale = balanced.abs().mean().view(1, *[1] * weight.dim())
-        return BinaryWeight(sign(balanced)[None], scale)
+        balanced = centered(weight)
+        return BinaryWeight(sign(balanced)[None], layer_mean(balanced))
 
     def surrogate(self, weight: Tensor) -> Tensor:
-        return centred(weight)
+        return centered(weight)
 
 
 class Gate(nn.Module):
-    """g · x, a value of g for each channel."""
+    """g · x, with one g per channel."""
 
     def __init__(self, channels: int, start: float, like: Tensor) -> None:
         super().__init__()
@@ -56,30 +49,28 @@ class Gate(nn.Module):
         self.adapted = nn.ParameterDict({"gate": nn.Parameter(values)})
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.adapted["gate"].to(x.dtype)  # under autocast x stays in half
+        return x * self.adapted["gate"].to(x.dtype)  # under autocast x stays in half precision
 
 
 @register("bbg")
 @dataclass(frozen=True)
 class BBG(Method):
-    """Zero-mean filters, layer-wise scale times sign; shortcuts with a learned gate a channel."""
+    """Zero-mean filters, layer-wise scale times sign; shortcuts with a learned gate per channel."""
 
     gate_start: float = 1.0
 
     @property
     def family(self) -> str:
-        """Where gates start shapes the training alone."""
+        """The start of the gates affects training only."""
         return self.name
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return BalancedSign()
+        return CenteredSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
-        return HardTanhSign()
+        return ClippedSign()
 
     def adapt(self, model: nn.Module) -> None:
-        from unflip.layers import Carry  # layers imports the methods
-
         like = next(model.parameters())
         for module in list(model.modules()):
             for name, child in list(module._modules.items()):

@@ -2,22 +2,22 @@
 
 Helwegen et al., NeurIPS 2019, arXiv:1906.02107.
 
-There are no latent weights: the weight parameter itself holds ±1, and an optimizer of its own decides when one
-flips. All other parameters keep the recipe's optimizer.
+There are no latent weights: the weight parameter itself holds ±1, and a special optimizer decides when a weight flips.
+All other parameters keep the recipe's optimizer.
 
 Weights     Q = W, no scale; ∂L/∂W = ∂L/∂Q
 Step        m ← (1 − γ) m + γ ∂L/∂W;  w ← −w where |m| > τ and sign(m) = sign(w), which is w·m > τ
 Inputs      B = sign(x), ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1]             (as BinaryNet)
 
-γ is the learning rate of the optimizer and follows the recipe's schedule; τ is constant. Defaults are those of the
-released code for the paper's CIFAR-10 result (γ = 1e-4, τ = 1e-8; there γ falls to a tenth every 100 of 500 epochs,
-batches of 50, Adam at 0.01 for the rest).
+γ is the learning rate of the optimizer and follows the recipe's schedule; τ is constant. The defaults are those of the
+released code for the paper's CIFAR-10 result: γ = 1e-4, τ = 1e-8. There γ falls to a tenth every 100 of 500 epochs,
+with batches of 50 and Adam at 0.01 for all other parameters.
 
-The weights become ±1 when the optimizer is made. Until then they are whatever the network began with (torch's own
-initial weights, or a trained network's) and count as their signs, so that float weights go in and out unchanged.
+The weights become ±1 when the optimizer is created. Until then they are the network's first weights (torch's initial
+ones, or those of a trained network) and stand for their signs: loading and saving float weights does not change them.
 
-Differences from the authors' code: in theirs a weight with w·m exactly τ becomes +1; here it stays. Their first
-and last layer are binary too, which is a matter of the network here.
+Differences from the authors' code: in theirs a weight with w·m exactly τ becomes +1; here it is unchanged. Their first
+and last layer are binary too; here the network decides that.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, can_be_read, register
-from unflip.methods.binarynet import HardTanhSign, PlainSign
+from unflip.methods.base import InputBinarizer, Method, WeightBinarizer, can_be_read
+from unflip.methods.pieces import ClippedSign, PlainSign
+from unflip.methods.registry import register
 from unflip.ste import sign
 
 
 class Bop(Optimizer):
-    """Flips weights of ±1 by a thresholded average of their gradients; ``lr`` is γ."""
+    """Flips ±1 weights where the average of their gradients exceeds a threshold; ``lr`` is γ."""
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-4, threshold: float = 1e-8) -> None:
         super().__init__(params, {"lr": lr, "peak_lr": lr, "threshold": threshold})
@@ -68,16 +69,16 @@ class Bop(Optimizer):
 def _flip(
     weight: Tensor, grad: Tensor, average: Tensor, gamma: float | Tensor, threshold: float
 ) -> None:
-    """One step for one tensor, in place; nothing is read back from the device."""
+    """One step for one tensor, in place; the host reads nothing from the device."""
     average.mul_(1 - gamma).add_(grad * gamma)
-    bits = sign(weight)  # ±1 already, unless other weights were loaded since
+    bits = sign(weight)  # ±1 already, unless other weights were loaded after the last step
     weight.copy_(torch.where(bits * average > threshold, -bits, bits))
 
 
 class FlippedSign(PlainSign):
-    """Signs that Bop flips; clipping to [−1, 1] leaves ±1 as it is."""
+    """Signs that Bop flips; clipping to [−1, 1] does not change ±1."""
 
-    looked_at = False  # once is enough: Bop makes every weight ±1 when it is made
+    looked_at = False  # one check is enough: Bop makes every weight ±1 when it is created
 
     @torch.no_grad()
     def after_step(self, weight: Tensor) -> None:
@@ -90,9 +91,9 @@ class FlippedSign(PlainSign):
 def _warn_of_latent(weight: Tensor) -> None:
     if not (weight.abs() == 1).all():
         warnings.warn(
-            "bop: after a step a binary layer has weights that are not ±1, so another optimizer trains them as latent "
-            "weights, which is binarynet. Give the weights of binary layers to "
-            "unflip.methods.get('bop').latent_optimizer(weights) and all else to an optimizer of your own "
+            "bop: after a step a binary layer has weights that are not ±1. Another optimizer trains them as latent "
+            "weights, which is the method binarynet. Give the weights of binary layers to "
+            "unflip.methods.get('bop').latent_optimizer(weights) and all other parameters to your own optimizer "
             "(docs/training.md).",
             stacklevel=5,  # the caller of unflip.after_step
         )
@@ -101,7 +102,7 @@ def _warn_of_latent(weight: Tensor) -> None:
 @register("bop")
 @dataclass(frozen=True)
 class BopMethod(Method):
-    """No latent weights: ±1 weights that flip by a thresholded average of gradients."""
+    """No latent weights: ±1 weights flip where the average of their gradients exceeds a threshold."""
 
     gamma: float = 1e-4
     threshold: float = 1e-8
@@ -115,18 +116,18 @@ class BopMethod(Method):
 
     @property
     def family(self) -> str:
-        """γ and τ shape the training alone."""
+        """γ and τ affect training only."""
         return self.name
 
     @property
     def unfit_for_lns(self) -> str | None:
-        return "it has no latent weights, which are what a mapping network looks at"
+        return "it has no latent weights, which a mapping network needs as its input"
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         return FlippedSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
-        return HardTanhSign()
+        return ClippedSign()
 
     def latent_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer | None:
         return Bop(parameters, self.gamma, self.threshold)

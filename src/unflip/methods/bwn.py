@@ -13,21 +13,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    BinaryWeight,
-    FloatInput,
-    InputBinarizer,
-    Method,
-    WeightBinarizer,
-    register,
-)
-from unflip.ste import sign
+from unflip.methods.base import FloatInput, InputBinarizer, Method, WeightBinarizer
+from unflip.methods.pieces import FilterMeanSign
+from unflip.methods.registry import register
 
 
-class FilterMeanSign(WeightBinarizer):
-    def code(self, weight: Tensor) -> BinaryWeight:
-        alpha = weight.abs().flatten(1).mean(1).view(1, -1, *[1] * (weight.dim() - 1))
-        return BinaryWeight(sign(weight)[None], alpha)
+class BWNSign(FilterMeanSign):
+    """FilterMeanSign with the paper's gradient, 1/n + α · 1[|W| ≤ 1]."""
 
     def surrogate(self, weight: Tensor) -> Tensor:
         n = weight[0].numel()
@@ -41,7 +33,7 @@ class BWN(Method):
     """Per-filter scale times sign; inputs stay float."""
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return FilterMeanSign()
+        return BWNSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return FloatInput()

@@ -6,11 +6,11 @@ Weights     Q = E(|W|) · sign(W), the mean over the whole layer
             ∂L/∂W = ∂L/∂Q                                  (identity; E is not differentiated)
 Inputs      B = round(n · clip(x, 0, 1)) / n, n = 2^k − 1  (k = 1: {0, 1}, AND and POPCOUNT)
             ∂L/∂x = ∂L/∂B · 1[0 ≤ x ≤ 1]
-  or, with inputs="pm1" (used with LNS by its authors in other work),
+  or, with inputs="pm1" (which the authors of LNS use in other work),
             B = sign(x), ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1]        (XNOR and POPCOUNT)
 
 Differences from the authors' code: gradients are not quantized (the paper's G = 32).
-Rounding is to even, as theirs: round(1/2) = 0.
+Rounding is to even, as in theirs: round(1/2) = 0.
 """
 
 from dataclasses import dataclass
@@ -19,30 +19,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    BinaryWeight,
-    InputBinarizer,
-    InputCode,
-    Method,
-    WeightBinarizer,
-    check_whole,
-    least_float,
-    register,
-    sign_code,
-)
-from unflip.ste import sign, straight_through
-
-
-class LayerMeanSign(WeightBinarizer):
-    def code(self, weight: Tensor) -> BinaryWeight:
-        scale = weight.abs().mean().view(1, *[1] * weight.dim())
-        return BinaryWeight(sign(weight)[None], scale)
-
-    def surrogate(self, weight: Tensor) -> Tensor:
-        return weight
+from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.pieces import ClippedSign, LayerMeanSign, check_range, least_float
+from unflip.methods.registry import register
+from unflip.ste import straight_through
 
 
 class UnitInterval(InputBinarizer):
+    """x clipped to [0, 1] and rounded to 2^bits levels."""
+
     def __init__(self, bits: int) -> None:
         super().__init__()
         self.bits = bits
@@ -62,16 +47,6 @@ class UnitInterval(InputBinarizer):
         return InputCode(steps, scales, 0.0, (False,) * n, "levels")
 
 
-class PlusMinusOne(InputBinarizer):
-    fused_as = "pm1"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return straight_through(sign(x), x.clamp(-1, 1))
-
-    def code(self) -> InputCode:
-        return sign_code()
-
-
 @register("dorefa")
 @dataclass(frozen=True)
 class DoReFa(Method):
@@ -82,15 +57,14 @@ class DoReFa(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(self.name, "input_bits", self.input_bits, 1, 8)
+        check_range(self.name, "input_bits", self.input_bits, 1, 8)
         if self.inputs == "pm1" and self.input_bits != 1:
             raise ValueError(
-                f"dorefa: inputs='pm1' has one bit, but input_bits={self.input_bits}; "
-                "use inputs='01' for several bits"
+                f"dorefa: input_bits={self.input_bits} needs inputs='01', because inputs='pm1' has one bit"
             )
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         return LayerMeanSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
-        return PlusMinusOne() if self.inputs == "pm1" else UnitInterval(self.input_bits)
+        return ClippedSign() if self.inputs == "pm1" else UnitInterval(self.input_bits)

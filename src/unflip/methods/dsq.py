@@ -1,24 +1,24 @@
 """DSQ: Differentiable Soft Quantization: Bridging Full-Precision and Low-Bit Neural Networks.
 
-Gong et al., ICCV 2019, arXiv:1908.05033, at 1 bit: one interval [l, u] of width Δ = u − l with middle m = (l + u)/2.
+Gong et al., ICCV 2019, arXiv:1908.05033, at 1 bit: one interval [l, u] of width Δ = u − l with midpoint m = (l + u)/2.
 
 Soft step   φ(x) = s·tanh(k·(clip(x, l, u) − m)), s = 1 / (1 − α), k = ln(2/α − 1) / Δ: φ(l) = −1, φ(u) = 1
             α = 1 − tanh(kΔ/2) in (0, 1) is the temperature: for α → 0, φ is the step itself
 Weights     V = W / E, E = mean|W| of the layer (not differentiated);  Q = E · Δ/2 · sign(φ(V))
             ∂L/∂V = ∂L/∂Q · E · Δ/2 · φ'(V), so that ∂L/∂W = ∂L/∂Q · Δ/2 · φ'(V), φ'(x) = s·k·(1 − tanh²(k·(x − m)))
             in [l, u] and 0 outside; l, u and α are learned by the derivatives of φ, l and u also by that of Δ/2
-Inputs      B = sign(φ(x)), ∂L/∂x = ∂L/∂B · φ'(x); its own l, u and α are learned by the derivatives of φ
+Inputs      B = sign(φ(x)), ∂L/∂x = ∂L/∂B · φ'(x); their own l, u and α are learned by the derivatives of φ
 
-With z = (clip(x, l, u) − m) / (Δ/2), φ = tanh(z·artanh(1 − α)) / (1 − α), which is how it is computed.
+It is computed with z = (clip(x, l, u) − m) / (Δ/2): φ = tanh(z·artanh(1 − α)) / (1 − α).
 
-We know of no code by the authors for 1 bit; this follows the paper's formulas. What is ours:
+We know of no code by the authors for 1 bit; this follows the paper's formulas. Our choices:
 - The paper's levels at 1 bit are l and u, i.e. m ± Δ/2. The constant m is left out, so that weights are a scale times
-  a sign, and the inputs' Δ/2 too: the weights' learned scale holds it.
-- The weights' range is in units of mean|W|: one learning rate suits every layer, and weights that are taken
-  over from another network need no calibration. It starts as [−2.5, 2.5], that of inputs as [−1, 1].
-- α starts at 0.2 and acts as if clipped to [0.001, 0.9], Δ as if it were at least 0.2, both with the gradient going
-  through: a step too far is undone by the next. The recipe's weight decay pulls α towards 0.
-l, u and α are parameters of the model; nothing here follows a schedule.
+  a sign. The inputs' Δ/2 is left out too: the learned scale of the weights includes it.
+- The weights' range is in units of mean|W|: one learning rate suits every layer, and weights taken from another
+  network need no calibration. It starts as [−2.5, 2.5], the range of inputs as [−1, 1].
+- α starts at 0.2 and is clipped to [0.001, 0.9] in use; Δ is at least 0.2 in use. The gradient passes through both
+  clips, so the next step can undo a step that went too far. The recipe's weight decay pulls α towards 0.
+l, u and α are parameters of the model; there is no schedule.
 """
 
 from dataclasses import dataclass
@@ -26,15 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    BinaryWeight,
-    InputBinarizer,
-    InputCode,
-    Method,
-    WeightBinarizer,
-    register,
-    sign_code,
-)
+from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.pieces import layer_mean, sign_code
+from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
 ALPHA_RANGE = (0.001, 0.9)
@@ -72,13 +66,14 @@ class SoftStepWeights(WeightBinarizer):
         self.step = step
 
     def unit(self, weight: Tensor) -> Tensor:
-        mean = weight.detach().abs().mean()
+        """E, or 1 if all weights are 0."""
+        mean = layer_mean(weight.detach())[0]
         return mean.masked_fill(mean == 0, 1)
 
     def code(self, weight: Tensor) -> BinaryWeight:
         unit = self.unit(weight)
-        scale = (unit * self.step.half_width).view(1, *[1] * weight.dim())
-        return BinaryWeight(sign(weight / unit - self.step.middle)[None], scale)
+        scale = unit * self.step.half_width
+        return BinaryWeight(sign(weight / unit - self.step.middle)[None], scale[None])
 
     def surrogate(self, weight: Tensor) -> Tensor:
         unit, half_width = self.unit(weight), self.step.half_width
@@ -93,7 +88,7 @@ class SoftStepInputs(InputBinarizer):
         self.step = step
 
     def forward(self, x: Tensor) -> Tensor:
-        # The gradients of l, u and α are sums over all of x: not in autocast's half precision.
+        # The gradients of l, u and α are sums over all of x, for which half precision is too coarse.
         x = x.to(torch.promote_types(x.dtype, self.step.lower.dtype))
         return straight_through(sign(x - self.step.middle), self.step(x))
 
@@ -104,7 +99,7 @@ class SoftStepInputs(InputBinarizer):
 @register("dsq")
 @dataclass(frozen=True)
 class DSQ(Method):
-    """Sign with the gradient of a tanh whose range and temperature are learned, a layer each."""
+    """Sign with the gradient of a tanh whose range and temperature are learned per layer."""
 
     alpha: float = 0.2
 
@@ -116,7 +111,7 @@ class DSQ(Method):
 
     @property
     def family(self) -> str:
-        """α is where a parameter starts."""
+        """α is only the first value of a parameter."""
         return self.name
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:

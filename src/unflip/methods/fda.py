@@ -2,8 +2,8 @@
 
 Xu et al., NeurIPS 2021, arXiv:2103.00841.
 
-Within a period sign is the square wave Σ_i 4 / ((2i + 1)π) · sin((2i + 1)ωt). Its first n + 1 terms are differentiable,
-and a small network ê learns what they leave out:
+Within one period, sign is the square wave Σ_i 4 / ((2i + 1)π) · sin((2i + 1)ωt). Its first n + 1 terms are
+differentiable, and a small network ê learns the remainder:
 
 Weights     Q = E · (sign(W) + α ê(W)), E = E(|W|) over the whole layer, not differentiated (DoReFa's)
             ∂L/∂W = ∂L/∂Q · (ŝ'(W) + E α ê'(W))
@@ -11,16 +11,16 @@ Inputs      B = sign(x) + α ê(x), ∂L/∂x = ∂L/∂B · (ŝ'(x) + α ê'(x)
 Gradient    ŝ'(t) = 4ω/π · Σ_{i=0..n} cos((2i + 1)ωt) = 2ω/π · sin(2(n + 1)ωt) / sin(ωt) for |ωt| ≤ π/2, 0 outside
 Noise       ê(t) = max(t W₁, 0) W₂ + 0.1 sin(t), vectors t of length d, W₁: d × d/64, W₂: d/64 × d, learned; each
             layer has one for its weights and one for its inputs
-Schedule    by epoch n rises from 9 to 18 and α falls to 0: at the end no trace of ê is left
+Schedule    per epoch, n rises from 9 to 18 and α falls to 0: at the end ê has no effect
 
-In evaluation and frozen there is no ê: it is dropped, and not counted. Weights and inputs are then their signs.
+In evaluation and in a frozen network ê is dropped and its cost is not counted. Weights and inputs are their signs.
 
-Differences from the authors' code: theirs is the evaluation only. That α ê is in the forward pass of training is the
-paper's figure 2 and equation 14; its algorithm 1 leaves it out, but then nothing holds ê, and in our trials it
-grew without bound. Ours, where the paper says nothing: ω = 0.1, at which the middle lobe of ŝ' is about as wide as
-the usual window |t| ≤ 1 (at ω = 1 it is a tenth of that, and hardly trains); α starts at 0.1 and falls linearly; t is a
-filter for weights, and a pixel's channels (a linear layer's features) for inputs; ê has at least 4 hidden units, and
-sees t cut off at |ωt| = π/2, where ŝ' is 0 and the wave turns back towards its next jump.
+Differences from the authors' code: they released the evaluation only. In the paper's figure 2 and equation 14, α ê is
+part of the forward pass of training; its algorithm 1 leaves it out. Without it nothing bounds ê, and in our trials it
+grew without limit. Our choices where the paper says nothing: ω = 0.1, at which the middle lobe of ŝ' is about as wide
+as the usual window |t| ≤ 1 (at ω = 1 it is a tenth of that and hardly trains). α starts at 0.1 and falls linearly.
+t is a filter for weights, and the channels of a pixel (the features of a linear layer) for inputs. ê has at least 4
+hidden units and sees t clipped at |ωt| = π/2, where ŝ' is 0 and the wave turns back towards its next jump.
 """
 
 import math
@@ -37,10 +37,9 @@ from unflip.methods.base import (
     Method,
     Numbers,
     WeightBinarizer,
-    check_whole,
-    register,
-    sign_code,
 )
+from unflip.methods.pieces import at_least_float32, check_range, layer_mean, sign_code
+from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
 REDUCTION = 64
@@ -63,7 +62,7 @@ class NoiseAdaptation(nn.Module):
 
 
 class Fourier(Numbers):
-    """The sine module and the noise of one tensor; schedules n and α."""
+    """The truncated series and the noise of one tensor, with the schedules of n and α."""
 
     terms: Tensor  # n + 1
     alpha: Tensor
@@ -88,7 +87,7 @@ class Fourier(Numbers):
 
     def derivative(self, t: Tensor) -> Tensor:
         """ŝ'(t), by the closed form of the sum."""
-        theta = self.config.frequency * t.to(torch.promote_types(t.dtype, torch.float32))
+        theta = self.config.frequency * at_least_float32(t)
         terms, sine = self.terms.to(theta.dtype), torch.sin(theta)
         zero = sine == 0
         ratio = torch.sin(2 * terms * theta) / (sine + zero.to(sine.dtype))
@@ -96,7 +95,7 @@ class Fourier(Numbers):
         return slope.to(t.dtype)
 
     def noise(self, x: Tensor, vectors: int) -> Tensor:
-        """α ê in training, 0 else; ``vectors`` is the dimension along which a vector t lies."""
+        """α ê in training, otherwise 0; ``vectors`` is the dimension of the vectors t."""
         if self.adaptation is None or not self.training:
             return torch.zeros_like(x)
         t = x.clamp(-self.limit, self.limit).movedim(vectors, -1)
@@ -109,15 +108,14 @@ class FourierWeights(WeightBinarizer):
         self.fourier = Fourier(config, NoiseAdaptation(weight[0].numel(), weight), weight)
 
     def code(self, weight: Tensor) -> BinaryWeight:
-        scale = weight.abs().mean().view(1, *[1] * weight.dim())
-        return BinaryWeight(sign(weight)[None], scale)
+        return BinaryWeight(sign(weight)[None], layer_mean(weight))
 
     def surrogate(self, weight: Tensor) -> Tensor:
         return self.fourier.sine(weight)
 
     def forward(self, weight: Tensor) -> Tensor:
         noise = self.fourier.noise(weight.flatten(1), -1).view_as(weight)
-        return super().forward(weight) + weight.detach().abs().mean() * noise
+        return super().forward(weight) + layer_mean(weight.detach())[0] * noise
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.fourier.start_epoch(epoch, epochs)
@@ -149,13 +147,13 @@ class FourierInputs(InputBinarizer):
 class FDA(Method):
     """Layer-wise mean times sign; gradient of a Fourier series and of a small network."""
 
-    terms: int = 9  # n at the first epoch; twice as many at the last
+    terms: int = 9  # n in the first epoch; it doubles until the last
     frequency: float = 0.1  # ω
-    alpha: float = 0.1  # of ê at the first epoch; 0 at the last
+    alpha: float = 0.1  # α in the first epoch; 0 in the last
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(self.name, "terms", self.terms, 1, 100)
+        check_range(self.name, "terms", self.terms, 1, 100)
         if not (math.isfinite(self.frequency) and self.frequency > 0):
             raise ValueError(f"fda: frequency={self.frequency} should be a finite number > 0")
         if not (math.isfinite(self.alpha) and self.alpha >= 0):

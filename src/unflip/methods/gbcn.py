@@ -5,25 +5,25 @@ Liu et al., 2019, arXiv:1911.11634.
 The paper changes the binarization itself by a *balanced genetic algorithm* inside training, so that a binary network
 leaves local minima where the signs no longer move.
 
-Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter; ∂L/∂W = ∂L/∂Q · 1[|W| ≤ 1]
+Weights     Q = α · sign(W), α = ‖W‖₁ / n per filter; ∂L/∂W = ∂L/∂Q · 1[|W| ≤ 1]
 Inputs      B = sign(x), ∂L/∂x = ∂L/∂B · max(0, 2 − 2|x|)           (both as Bi-Real Net)
 Genetic     Each filter has a population of P sign patterns. Before every epoch but the first, one generation:
             crossover  each of P children takes each sign from one of two patterns drawn at random
             mutation   each sign of a child flips with probability μ · (1 − epoch / epochs)
-            balance    every pattern gets as many +1 as sign(W) has in that filter: signs too many or too few,
-                       drawn at random, are turned
-            selection  the P fittest of sign(W), population and children live on. The fitness of pattern S is
-                       F(S) = ⟨S, W / mean|W| − κ ḡ / mean|ḡ|⟩: nearness to the latent weights, and the fall of the
-                       loss to first order, with ḡ the running average of ∂L/∂Q
+            balance    every pattern gets as many +1 as sign(W) has in that filter: surplus signs, drawn at random,
+                       are flipped
+            selection  the P fittest of sign(W), population and children survive. The fitness of pattern S is
+                       F(S) = ⟨S, W / mean|W| − κ ḡ / mean|ḡ|⟩: closeness to the latent weights, plus the decrease of
+                       the loss to first order, with ḡ the running average of ∂L/∂Q
             champion   the fittest pattern becomes the filter's binarization: w ← −w where it differs from sign(w).
-                       It is never less fit than sign(W), which takes part
+                       It is never less fit than sign(W), which competes too
 
-What could not be verified: only the paper's abstract was at hand, and no code was found. From it come the genetic
-algorithm that modifies the binarization, that it is balanced, and that it runs inside end-to-end training. Population,
-operators, fitness, what is balanced, when generations happen and the weights and inputs underneath are ours.
+Not verified: we had only the paper's abstract and found no code. The abstract says that a genetic algorithm modifies
+the binarization, that it is balanced, and that it runs inside end-to-end training. Population, operators, fitness, what
+is balanced, when generations happen, and the binarization of weights and inputs are our choices.
 
-Everything drawn comes from (``seed``, layer, epoch), and what a generation reads is in the state dict: a run that is
-interrupted goes on as if it had not been. A step only averages, copies and multiplies, so it can be captured.
+All random numbers come from (``seed``, layer, epoch), and everything a generation reads is in the state dict: an
+interrupted run resumes exactly. A step only averages, copies and multiplies, so it can be captured.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer, register
-from unflip.methods.bireal import ApproxSign, MagnitudeAwareSign
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer
+from unflip.methods.pieces import ApproxSign, ClippedFilterMeanSign
+from unflip.methods.registry import register
 from unflip.ste import sign
 
-GRADIENT_SHARE = 0.01  # of one step in the running average ḡ
+GRADIENT_SHARE = 0.01  # the weight of one step in the running average ḡ
 
 
-class GeneticSign(MagnitudeAwareSign):
-    """Bi-Real Net's weights, with a genetic step before an epoch that turns some of their signs."""
+class GeneticSign(ClippedFilterMeanSign):
+    """Bi-Real Net's weights, with a genetic step before an epoch that flips some of their signs."""
 
     gradient: Tensor  # ḡ
     latent: Tensor  # W after the last step
     population: Tensor  # (P, filters, weights of a filter) of ±1; 0 before the first generation
-    flips: Tensor  # −1 where the champion turns a sign, until the next step has turned the weight itself
+    flips: Tensor  # −1 where the champion flips a sign, until the next step has flipped the weight itself
     bred: Tensor  # 1 + the epoch of the last generation
 
     def __init__(self, config: GBCN, layer: nn.Module) -> None:
@@ -86,7 +87,7 @@ class GeneticSign(MagnitudeAwareSign):
         self.latent.copy_(weight)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
-        if epoch == 0 or int(self.bred) == epoch + 1:  # in the middle of an epoch that is resumed
+        if epoch == 0 or int(self.bred) == epoch + 1:  # resumed in the middle of an epoch
             return
         generator = torch.Generator().manual_seed(self._stream(epoch))
         self._generation(self.config.mutation * (1 - epoch / epochs), generator)
@@ -109,19 +110,19 @@ class GeneticSign(MagnitudeAwareSign):
         self.flips.copy_((survivors[0] * learned).view_as(self.flips))
 
     def _worth(self) -> Tensor:
-        """What a +1 in each place adds to the fitness of a pattern."""
+        """How much a +1 at each place adds to the fitness of a pattern."""
         parts = [self.latent.flatten(1).float(), self.gradient.flatten(1).float()]
         sizes = [p.abs().mean().clamp_min(torch.finfo(p.dtype).tiny) for p in parts]
         return parts[0] / sizes[0] - self.config.pressure * parts[1] / sizes[1]
 
 
 def _draw(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform on [0, 1): drawn on the CPU, so that every device gets the same."""
+    """Uniform on [0, 1), drawn on the CPU so that every device gets the same numbers."""
     return torch.rand(shape, generator=generator).to(like.device)
 
 
 def _children(patterns: Tensor, mutation: float, generator: torch.Generator) -> Tensor:
-    """As many children as patterns, by uniform crossover of two and mutation, filter by filter."""
+    """As many children as patterns, by uniform crossover of two parents and mutation, per filter."""
     count, filters, _ = patterns.shape
     parents = (_draw((2, count, filters), patterns, generator) * count).long()
     first, second = (patterns.gather(0, p[:, :, None].expand_as(patterns)) for p in parents)
@@ -132,7 +133,7 @@ def _children(patterns: Tensor, mutation: float, generator: torch.Generator) -> 
 
 
 def _balanced(patterns: Tensor, learned: Tensor, generator: torch.Generator) -> Tensor:
-    """The same number of +1 in a filter as ``learned`` has: the highest of (sign + a draw) are +1."""
+    """The same number of +1 per filter as in ``learned``: the highest of (sign + random number) are +1."""
     score = patterns + _draw(patterns.shape, patterns, generator)
     rank = score.argsort(dim=2, descending=True, stable=True).argsort(2)
     wanted = (learned > 0).sum(1)[:, None]
@@ -142,7 +143,7 @@ def _balanced(patterns: Tensor, learned: Tensor, generator: torch.Generator) -> 
 @register("gbcn")
 @dataclass(frozen=True)
 class GBCN(Method):
-    """Per-filter scale times sign; a balanced genetic algorithm turns signs between epochs."""
+    """Per-filter scale times sign; a balanced genetic algorithm flips signs between epochs."""
 
     population: int = 8
     mutation: float = 0.01
@@ -154,7 +155,7 @@ class GBCN(Method):
         if self.population < 2:
             raise ValueError(f"gbcn: population={self.population} should be 2 or more")
         if not 0 <= self.mutation <= 1:
-            raise ValueError(f"gbcn: mutation={self.mutation} should be a probability")
+            raise ValueError(f"gbcn: mutation={self.mutation} should be a probability, 0 to 1")
         if not self.pressure >= 0:
             raise ValueError(f"gbcn: pressure={self.pressure} should be >= 0")
         if not 0 <= self.seed < 2**15:
@@ -163,8 +164,8 @@ class GBCN(Method):
     @property
     def unfit_for_lns(self) -> str | None:
         return (
-            "its genetic algorithm turns signs by their gradient, and under a mapping network the signs "
-            "are not those of W and their gradient is not W's"
+            "its genetic algorithm flips signs of W by their gradient, and with a mapping network the signs "
+            "and their gradient are not those of W"
         )
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:

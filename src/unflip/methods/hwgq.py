@@ -9,13 +9,13 @@ Inputs      a 2-bit quantizer of ReLU(x), fitted to the positive half of a unit 
             ∂L/∂x = ∂L/∂B · 1[0 < x ≤ 3Δ]          (backward="clipped": clipped ReLU)
   or        ∂L/∂x = ∂L/∂B · 1 for 0 < x ≤ 3Δ, 1 / (x − 3Δ + 1) above   (backward="log": log-tailed ReLU)
 
-Δ is the uniform step with the least mean squared error on that half; with thresholds at Δ/2, 3Δ/2, 5Δ/2,
-as rounding would have them, it would be 0.65.
+Δ is the uniform step with the least mean squared error on that half. With thresholds at Δ/2, 3Δ/2, 5Δ/2,
+as rounding would place them, it would be 0.65.
 
-Differences from the authors' code: "positive" begins at 2⁻²⁴, the least that float16 tells from zero, so that a
-value below counts as 0 in every precision. Their layers have BatchNorm right before the quantizer, and no ReLU;
-one between them changes nothing. The log-tailed ReLU is of the paper, not of the code. Their ResNet-18 has
-binary down-sampling convolutions (``downsample="binary"``); float ones, the default, are what the LNS paper counts.
+Differences from the authors' code: "positive" begins at 2⁻²⁴, the smallest positive float16, so that a smaller value
+counts as 0 in every precision. Their layers have BatchNorm directly before the quantizer and no ReLU; a ReLU between
+them changes nothing. The log-tailed ReLU is in the paper, not in the code. Their ResNet-18 has binary down-sampling
+convolutions (``downsample="binary"``); the default here is float ones, which the LNS paper counts.
 """
 
 from dataclasses import dataclass
@@ -24,28 +24,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    BinaryWeight,
-    InputBinarizer,
-    InputCode,
-    Method,
-    WeightBinarizer,
-    register,
-)
-from unflip.ste import sign, straight_through
+from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.pieces import FilterMeanSign
+from unflip.methods.registry import register
+from unflip.ste import straight_through
 
 STEP = 0.538
 LARGEST = 3 * STEP
 LEAST_POSITIVE = 2.0**-24
-
-
-class FilterMeanSign(WeightBinarizer):
-    def code(self, weight: Tensor) -> BinaryWeight:
-        alpha = weight.abs().flatten(1).mean(1).view(1, -1, *[1] * (weight.dim() - 1))
-        return BinaryWeight(sign(weight)[None], alpha)
-
-    def surrogate(self, weight: Tensor) -> Tensor:
-        return weight
 
 
 class HalfWave(InputBinarizer):

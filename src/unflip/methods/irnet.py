@@ -1,24 +1,24 @@
 """IR-Net: Forward and Backward Information Retention for Accurate Binary Neural Networks.
 
-Qin et al., CVPR 2020, arXiv:1909.10788. Its network (hardtanh, a shortcut round every convolution) is
+Qin et al., CVPR 2020, arXiv:1909.10788. Its network (hardtanh, a shortcut around every convolution) is
 ``resnet20(order="conv-bn-hardtanh", shortcut="conv")``.
 
-Weights     Ŵ = (W − mean(W)) / std(W) for each filter    (balanced: signs of the largest entropy; standardised)
-            Q = 2^s · sign(Ŵ), s = round(log₂ mean|Ŵ|) for each filter (a shift; not differentiated)
+Weights     Ŵ = (W − mean(W)) / std(W) per filter         (balanced: signs of largest entropy; standardized)
+            Q = 2^s · sign(Ŵ), s = round(log₂ mean|Ŵ|) per filter (a bit shift; not differentiated)
             ∂L/∂Ŵ = ∂L/∂Q · 2^s · g(Ŵ), and from Ŵ to W through mean and std
 Inputs      B = sign(x)
             ∂L/∂x = ∂L/∂B · g(x) · 1[|x| ≤ 1]             (the second factor is the hardtanh before each layer)
 Estimator   g(x) = k·t·(1 − tanh²(t·x)), k = max(1/t, 1): the derivative of k·tanh(t·x)
             t = t_min · (t_max / t_min)^(i/N) in epoch i = 0 .. N − 1, from 10⁻³ towards 10
-            For small t it is the identity's (g = 1), for large t it closes in on sign's.
+            For small t it is the derivative of the identity (g = 1), for large t it approaches that of sign.
 
-k·t = max(1, t), which is how it is computed: 1/t = 1000 would leave float16's range on the way.
+It is computed with k·t = max(1, t): with k = 1/t = 1000, intermediate values would overflow float16.
 
 Differences from the authors' code: 1[|x| ≤ 1] is not in their estimator but in their network, where a hardtanh stands
-before every binary convolution. There it changes nothing; in a network without it, the early g = 1 at every x makes
-gradients explode. t_min and t_max are those of their CIFAR-10 trainer, whose schedule also never reaches t_max: the
-last epoch has i = N − 1. A filter of one weight has no spread, and one of equal weights has std 0 (theirs: NaN): the
-former is taken as it is, the latter centred only. sign(0) is +1, theirs 0. ``code`` does not depend on the schedule.
+before every binary convolution. There it changes nothing; in a network without hardtanh, the early g = 1 at every x
+makes gradients explode. t_min and t_max are those of their CIFAR-10 trainer. Its schedule never reaches t_max either:
+the last epoch has i = N − 1. A filter of one weight is unchanged. A filter of equal weights, whose std is 0, is only
+centered (theirs: NaN). sign(0) is +1, theirs 0. ``code`` does not depend on the schedule.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ from unflip.methods.base import (
     Method,
     Numbers,
     WeightBinarizer,
-    register,
-    sign_code,
 )
+from unflip.methods.pieces import centered, filter_mean, sign_code
+from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
 
@@ -56,27 +56,26 @@ class ErrorDecay(Numbers):
         return self.t.clamp_min(1) * (1 - torch.tanh(self.t * x) ** 2)
 
 
-class BalancedSign(WeightBinarizer):
+class StandardizedSign(WeightBinarizer):
     def __init__(self, decay: ErrorDecay) -> None:
         super().__init__()
         self.decay = decay
 
-    def standardised(self, weight: Tensor) -> Tensor:
+    def standardized(self, weight: Tensor) -> Tensor:
         if weight[0].numel() == 1:
             return weight
-        filters = tuple(range(1, weight.dim()))
-        centred = weight - weight.mean(filters, keepdim=True)
-        std = centred.std(filters, keepdim=True)
-        return centred / std.masked_fill(std == 0, 1)
+        balanced = centered(weight)
+        std = balanced.std(tuple(range(1, weight.dim())), keepdim=True)
+        return balanced / std.masked_fill(std == 0, 1)
 
     def code(self, weight: Tensor) -> BinaryWeight:
-        balanced = self.standardised(weight)
-        size = balanced.abs().flatten(1).mean(1).view(1, -1, *[1] * (weight.dim() - 1))
-        # A filter of zeros: log₂ 0 = −∞, and its scale is 0.
-        return BinaryWeight(sign(balanced)[None], torch.exp2(torch.round(torch.log2(size))))
+        balanced = self.standardized(weight)
+        # For a filter of zeros log₂ 0 = −∞, and the scale is 0.
+        scales = torch.exp2(torch.round(torch.log2(filter_mean(balanced))))
+        return BinaryWeight(sign(balanced)[None], scales)
 
     def surrogate(self, weight: Tensor) -> Tensor:
-        balanced = self.standardised(weight)
+        balanced = self.standardized(weight)
         scale = self.code(weight).scales[0]
         return (scale * self.decay(balanced)).detach() * balanced
 
@@ -103,7 +102,7 @@ class DecayingSign(InputBinarizer):
 @register("irnet")
 @dataclass(frozen=True)
 class IRNet(Method):
-    """Signs of balanced, standardised filters, power-of-two scale; a gradient that sharpens by epoch."""
+    """Signs of balanced, standardized filters, power-of-two scale; the gradient sharpens per epoch."""
 
     t_min: float = 1e-3
     t_max: float = 10.0
@@ -117,11 +116,11 @@ class IRNet(Method):
 
     @property
     def family(self) -> str:
-        """The schedule shapes the training alone."""
+        """The schedule affects training only."""
         return self.name
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return BalancedSign(self._decay(layer))
+        return StandardizedSign(self._decay(layer))
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return DecayingSign(self._decay(layer))

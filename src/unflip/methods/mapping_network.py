@@ -1,4 +1,4 @@
-"""f, the network of LNS that looks at a filter of latent weights and predicts its signs (see ``lns.py``)."""
+"""f, the network of LNS that reads a filter of latent weights and predicts its signs (see ``lns.py``)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unflip.methods.pieces import layer_mean
+
 Statistics = Literal["filters", "fixed"]
 
-# A row of a linear layer (or a 1×1 filter) wider than this is mapped in chunks: f would have 8c² weights.
+# A row of a linear layer (or a 1×1 filter) wider than this is mapped in chunks, because f has 8c² weights.
 CHUNK = 512
-# Of filters that are not 3×3: six hidden channels (c = 3) cannot learn the signs of an 11×11 layer.
+# For filters that are not 3×3: six hidden channels (c = 3) cannot learn the signs of an 11×11 layer.
 LEAST_HIDDEN = 32
 
 
 class FilterNorm(nn.Module):
     """BatchNorm inside f: the same function in training, evaluation and freezing.
 
-    ``filters``: always the statistics over the layer's own filters, so that f depends on W and θ alone.
-    ``fixed``: the statistics measured at the end of the warm start, constant from then on.
+    ``filters``: always the statistics over the layer's own filters, so that f depends only on W and θ.
+    ``fixed``: the statistics measured at the end of the warm start, constant after it.
     """
 
     mean: Tensor
@@ -50,11 +52,11 @@ class FilterNorm(nn.Module):
 class MappingNetwork(nn.Module):
     """f for one layer: (filters, c, kh, kw) -> the same shape.
 
-    Layers that are not 3×3: padded 3×3 convolutions keep any map's size, so 5×5 and 11×11 filters need
-    nothing else. Along a dimension of size 1 only the centre tap would see anything, so the kernel is 1
-    there: for a 1×1 convolution f is a perceptron over the channels. A linear layer's row is a 1×1
-    filter. Rows of more than 512 inputs are cut into chunks that share one f. With groups, c is the
-    number of channels a filter has, and all groups share f. Where a layer is not 3×3, f has at least 32
+    Layers that are not 3×3: padded 3×3 convolutions keep the size of any map, so 5×5 and 11×11 filters need
+    no change. Along a dimension of size 1 only the center tap would see weights, so the kernel has size 1
+    there: for a 1×1 convolution f is a perceptron over the channels. A row of a linear layer is a 1×1
+    filter. Rows of more than 512 inputs are split into chunks that share one f. With groups, c is the
+    number of channels per filter, and all groups share f. If a layer is not 3×3, f has at least 32
     hidden channels.
     """
 
@@ -77,20 +79,20 @@ class MappingNetwork(nn.Module):
             nn.init.zeros_(self.conv3.bias)  # type: ignore[arg-type]
 
     def forward(self, weight: Tensor) -> Tensor:
-        # Never in autocast's half precision: f would be one function while training with it and another
-        # when freezing without, and a q̂ near 0 would change its sign.
+        # Never in autocast's half precision: f would differ between training with autocast and freezing
+        # without it, and a q̂ near 0 would change its sign.
         device = weight.device.type
         with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
             h = F.relu(self.norm1(self.conv1(self._images(weight))))
             h = F.relu(self.norm2(self.conv2(h)))
             predicted = self._filters(self.conv3(h), weight)
         if self.residual:
-            size = weight.detach().abs().mean()
+            size = layer_mean(weight.detach())[0]
             predicted = predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
         return predicted
 
     def _images(self, weight: Tensor) -> Tensor:
-        """Filters as images; a row of several chunks becomes several 1×1 images."""
+        """Filters as images; a row that is split into chunks becomes several 1×1 images."""
         images = weight if weight.dim() == 4 else weight[:, :, None, None]
         if self.chunks == 1:
             return images

@@ -1,11 +1,11 @@
 """Losses for labels that are wrong at a known rate; LNS supervises its mapping networks with one of them.
 
-Everything is element-wise on q̂, the prediction before the sign, and q̃ = ±1, the noisy label. A label that should be
-+1 is −1 at the rate ρ₊ and the other way round at ρ₋: numbers, or tensors with a rate for each weight. ρ[q̃] is the rate
-of the label's own sign, ρ[−q̃] of the other, D = 1 − ρ₊ − ρ₋.
+All losses are element-wise functions of q̂, the prediction before the sign, and q̃ = ±1, the noisy label. A label that
+should be +1 is −1 at the rate ρ₊, and a label that should be −1 is +1 at the rate ρ₋. A rate is a number, or a tensor
+with a value per weight. ρ[q̃] is the rate for the label's own sign, ρ[−q̃] for the other; D = 1 − ρ₊ − ρ₋.
 
-All but the first are for probabilities, p = σ(k q̂) that the clean label is +1. With the margin s = k q̂ q̃, the
-probability of the label itself is σ(s), and its cross entropy is c(s) = −log σ(s) = log(1 + e^(−s)).
+All losses but the first use probabilities: p = σ(k q̂) is the probability that the clean label is +1. With the margin
+s = k q̂ q̃, the probability of the label itself is σ(s), and its cross entropy is c(s) = −log σ(s) = log(1 + e^(−s)).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rate = float | Tensor
 
 
 def check_rates(rho_plus: float, rho_minus: float) -> None:
-    """The corrections divide by 1 − ρ₊ − ρ₋: past that the labels say the opposite."""
+    """Raise for rates at which the labels carry no information: the corrections divide by 1 − ρ₊ − ρ₋."""
     for name, rho in (("rho_plus", rho_plus), ("rho_minus", rho_minus)):
         if not 0 <= rho < 1:
             raise ValueError(f"{name}={rho} should be a probability, 0 <= {name} < 1")
@@ -37,11 +37,9 @@ def _rates(
     """(ρ[q̃], ρ[−q̃])."""
     if not isinstance(rho_plus, Tensor) and not isinstance(rho_minus, Tensor):
         check_rates(rho_plus, rho_minus)
-    elif (
-        not torch.compiler.is_compiling() and q_hat.device.type == "cpu"
-    ):  # a GPU would have to wait
+    elif not torch.compiler.is_compiling() and q_hat.device.type == "cpu":  # a GPU would wait
         check_rates(*(float(torch.as_tensor(rho).max()) for rho in (rho_plus, rho_minus)))
-    # In q̂'s own precision: where() on two numbers would round them to float32.
+    # In the precision of q̂: where() with two Python numbers would round them to float32.
     positive = (q_noisy > 0).to(q_hat.dtype)
     same = positive * rho_plus + (1 - positive) * rho_minus
     other = positive * rho_minus + (1 - positive) * rho_plus
@@ -49,10 +47,10 @@ def _rates(
 
 
 def unbiased_loss(q_hat: Tensor, q_noisy: Tensor, rho_plus: Rate, rho_minus: Rate) -> Tensor:
-    """[(1 − ρ[−q̃]) (q̂ − q̃)² − ρ[q̃] (q̂ + q̃)²] / D: LNS's own.
+    """[(1 − ρ[−q̃]) (q̂ − q̃)² − ρ[q̃] (q̂ + q̃)²] / D: the loss of the LNS paper.
 
     Natarajan et al., Learning with Noisy Labels, NeurIPS 2013, on the squared loss. Its mean over flipped labels is
-    (q̂ − q)² on the clean ones.
+    (q̂ − q)² for the clean ones.
     """
     same, other = _rates(q_hat, q_noisy, rho_plus, rho_minus)
     agree, disagree = (q_hat - q_noisy) ** 2, (q_hat + q_noisy) ** 2
@@ -62,10 +60,10 @@ def unbiased_loss(q_hat: Tensor, q_noisy: Tensor, rho_plus: Rate, rho_minus: Rat
 def forward_loss(
     q_hat: Tensor, q_noisy: Tensor, rho_plus: Rate, rho_minus: Rate, sharpness: float
 ) -> Tensor:
-    """−log p̃, p̃ = (1 − ρ[q̃]) σ(s) + ρ[−q̃] σ(−s): the probability of the label as it is seen.
+    """−log p̃, p̃ = (1 − ρ[q̃]) σ(s) + ρ[−q̃] σ(−s): the probability of observing the label.
 
     Patrini et al., Making Deep Neural Networks Robust to Label Noise, CVPR 2017, arXiv:1609.03683. Disagreeing with
-    a label costs at most −log ρ[−q̃], and the gradient vanishes there: a label can be given up.
+    a label costs at most −log ρ[−q̃], and the gradient vanishes there, so a wrong label can be ignored.
     """
     same, other = _rates(q_hat, q_noisy, rho_plus, rho_minus)
     margin = sharpness * q_hat * q_noisy
@@ -77,17 +75,17 @@ def forward_loss(
 def backward_loss(
     q_hat: Tensor, q_noisy: Tensor, rho_plus: Rate, rho_minus: Rate, sharpness: float
 ) -> Tensor:
-    """[(1 − ρ[−q̃]) c(s) − ρ[q̃] c(−s)] / D = c(s) − ρ[q̃] s / D: unbiased, as ``unbiased_loss``, for cross entropy.
+    """[(1 − ρ[−q̃]) c(s) − ρ[q̃] c(−s)] / D = c(s) − ρ[q̃] s / D: the unbiased loss for cross entropy.
 
-    Patrini et al., CVPR 2017. The second form follows from c(−s) = c(s) + s: the correction only pushes every q̂
-    further out on its label's side, and the loss has no lower bound for ρ > 0.
+    Patrini et al., CVPR 2017. The second form follows from c(−s) = c(s) + s. The correction only pushes every q̂
+    further in the direction of its label, and for ρ > 0 the loss has no lower bound.
     """
     same, _ = _rates(q_hat, q_noisy, rho_plus, rho_minus)
     margin = sharpness * q_hat * q_noisy
     return -F.logsigmoid(margin) - same * margin / (1 - rho_plus - rho_minus)
 
 
-def generalised_cross_entropy(
+def generalized_cross_entropy(
     q_hat: Tensor, q_noisy: Tensor, sharpness: float, q: float = 0.7
 ) -> Tensor:
     """(1 − σ(s)^q) / q: cross entropy for q → 0, 1 − σ(s) (the mean absolute error) for q = 1.
@@ -100,10 +98,10 @@ def generalised_cross_entropy(
 def symmetric_cross_entropy(
     q_hat: Tensor, q_noisy: Tensor, sharpness: float, alpha: float = 0.1, beta: float = 1.0
 ) -> Tensor:
-    """α c(s) + 4 β σ(−s): cross entropy, and the reverse one with log 0 := −4 where the label has probability 0.
+    """α c(s) + 4 β σ(−s): cross entropy plus reverse cross entropy, with log 0 := −4 for a label of probability 0.
 
     Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, arXiv:1908.06112. α and β
-    are those of the released code for CIFAR-10, which has log 1e-4 in place of −4.
+    are those of the released code for CIFAR-10, which has log 1e-4 instead of −4.
     """
     margin = sharpness * q_hat * q_noisy
     return -alpha * F.logsigmoid(margin) + 4 * beta * torch.sigmoid(-margin)
@@ -112,9 +110,9 @@ def symmetric_cross_entropy(
 def smoothed_cross_entropy(
     q_hat: Tensor, q_noisy: Tensor, sharpness: float, smoothing: float = 0.1
 ) -> Tensor:
-    """(1 − ε/2) c(s) + ε/2 c(−s) = c(s) + ε s / 2: the label's probability is to be 1 − ε/2, not 1.
+    """(1 − ε/2) c(s) + ε/2 c(−s) = c(s) + ε s / 2: the target probability of the label is 1 − ε/2, not 1.
 
-    Szegedy et al., CVPR 2016, arXiv:1512.00567. The opposite of ``backward_loss``: it is that with D and ρ such that
+    Szegedy et al., CVPR 2016, arXiv:1512.00567. The opposite of ``backward_loss``: it equals that loss with
     ρ / D = −ε/2 (Lukasik et al., ICML 2020, arXiv:2003.02819).
     """
     margin = sharpness * q_hat * q_noisy
@@ -124,7 +122,7 @@ def smoothed_cross_entropy(
 def check_loss_options(
     sharpness: float, gce_q: float, sce_alpha: float, sce_beta: float, smoothing: float
 ) -> None:
-    """Raise for a value that makes one of the losses meaningless."""
+    """Raise for a value with which one of the losses is not defined."""
     if not (sharpness > 0 and math.isfinite(sharpness)):
         raise ValueError(f"sharpness={sharpness} should be a finite number > 0")
     if not 0 < gce_q <= 1:

@@ -1,29 +1,30 @@
 """Quantization Networks.
 
-Yang et al., CVPR 2019, arXiv:1911.09464, at 1 bit: a quantizer is a sum of sigmoids (here one) whose steepness T rises
-by epoch; the network is trained with the soft function and tested with the step it approaches.
+Yang et al., CVPR 2019, arXiv:1911.09464, at 1 bit. A quantizer is a sum of sigmoids (here one) whose steepness T rises
+per epoch. The network is trained with the soft function and tested with the step it approaches.
 
 Weights     x = β·W / M, M = max|W| of the layer (not differentiated)
             training:    Q = α·M · (2σ(T·x) − 1)
             evaluation:  Q = α·M · sign(x)                                       (what is frozen)
             ∂L/∂W = ∂L/∂Q · α·β · 2σ(x)(1 − σ(x))     (the temperature is 1 in the backward pass, see below)
-            ∂L/∂β = Σ ∂L/∂Q · α·W · 2σ(x)(1 − σ(x)),  ∂L/∂α = Σ ∂L/∂Q · Q / α;  β starts as 5/4, α as 4/5
-Inputs      z = β·x − b, b = 0.05 fixed, β learned, starts as 1
+            ∂L/∂β = Σ ∂L/∂Q · α·W · 2σ(x)(1 − σ(x)),  ∂L/∂α = Σ ∂L/∂Q · Q / α;  β starts at 5/4, α at 4/5
+Inputs      z = β·x − b, b = 0.05 fixed, β learned, starts at 1
             training:    B = σ(T·z)
             evaluation:  B = 1[z ≥ 0], in {0, 1}
             ∂L/∂x = ∂L/∂B · β · σ(z)(1 − σ(z)),  ∂L/∂β = Σ ∂L/∂B · x · σ(z)(1 − σ(z))
 Schedule    T = min(10·(i + 1), 2000) in epoch i = 0, 1, ...
 
-For binary networks the authors' code takes σ' at temperature 1: at T = 100 its own derivative is zero for nearly
-every weight. (With T inside and outside, it would be the derivative of the soft function.)
+For binary networks the authors' code evaluates σ' at temperature 1: at T = 100 the derivative of the soft function
+itself, T·σ'(T·x), is zero for nearly every weight.
 
 Differences from the authors' code:
-- It calibrates β = 5/4 / max|W| and α = 1/β once, on a pretrained network; here both are in units of max|W| at all
-  times, so that weights may start at random or be taken over from another network.
-- It multiplies σ'(x) of the weights by T, which rises to hundreds, at learning rates made for that. Here the factor is
-  1, as its comment has it for the inputs.
-- Inputs: β is calibrated on data there, 1 here; the output factor 1/β is left out, as the weights' α holds it.
-- T is capped for the weights alone there, and T·x is cut off at ±10. The step is at z > 0 there, z ≥ 0 here.
+- It calibrates β = 5/4 / max|W| and α = 1/β once, on a pretrained network. Here both are always in units of max|W|, so
+  that weights may start at random or come from another network.
+- It multiplies σ'(x) of the weights by T, which rises to hundreds, with learning rates chosen for that. Here the factor
+  is 1, as a comment in its code says for the inputs.
+- Inputs: there β is calibrated on data; here it starts at 1. The output factor 1/β is left out, because the weights' α
+  includes it.
+- There T is capped for the weights only, and T·x is clipped to ±10. The step is at z > 0 there, z ≥ 0 here.
 ``code`` depends on α and β, which are parameters, not on T.
 """
 
@@ -40,16 +41,16 @@ from unflip.methods.base import (
     Method,
     Numbers,
     WeightBinarizer,
-    one_step_code,
-    register,
 )
+from unflip.methods.pieces import one_step_code
+from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
 STEEPEST = 2000.0
 
 
 class Temperature(Numbers):
-    """T of the epoch."""
+    """T, by epoch."""
 
     value: Tensor
 
@@ -62,7 +63,7 @@ class Temperature(Numbers):
         self.set_number("value", min(self.rise * (epoch + 1), STEEPEST))
 
 
-class SoftSignWeights(WeightBinarizer):
+class SigmoidWeights(WeightBinarizer):
     def __init__(self, temperature: Temperature, like: Tensor) -> None:
         super().__init__()
         self.temperature = temperature
@@ -88,7 +89,7 @@ class SoftSignWeights(WeightBinarizer):
         return self._scaled(weight, 2 * torch.sigmoid(self.temperature.value * x) - 1)
 
     def _scaled(self, weight: Tensor, value: Tensor) -> Tensor:
-        """α·M times ``value``, which has the gradient of 2σ(x) − 1."""
+        """α·M times ``value``, with the gradient of 2σ(x) − 1."""
         largest = self.largest(weight)
         x = self.beta * (weight / largest)
         return self.alpha * largest * straight_through(value, 2 * torch.sigmoid(x) - 1)
@@ -97,18 +98,18 @@ class SoftSignWeights(WeightBinarizer):
         self.temperature.start_epoch(epoch)
 
 
-class SoftStepInputs(InputBinarizer):
+class SigmoidInputs(InputBinarizer):
     def __init__(self, temperature: Temperature, threshold: float, like: Tensor) -> None:
         super().__init__()
         self.temperature, self.threshold = temperature, threshold
         self.beta = nn.Parameter(like.new_ones(()))
 
     def train(self, mode: bool = True) -> Self:
-        self.unit = not mode  # the soft values of training are not 0 and 1
+        self.unit = not mode  # in training the values are soft, not 0 and 1
         return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The gradient of β is a sum over all of x: not in autocast's half precision.
+        # The gradient of β is a sum over all of x, for which half precision is too coarse.
         x = x.to(torch.promote_types(x.dtype, self.beta.dtype))
         z = self.beta * x - self.threshold
         soft = self.temperature.value * z
@@ -127,8 +128,8 @@ class SoftStepInputs(InputBinarizer):
         return one_step_code(self)
 
 
-class StepInputs(SoftStepInputs):
-    """Of a frozen layer, whose weights are hard: in training mode (BatchNorm's, say) the inputs are too."""
+class StepInputs(SigmoidInputs):
+    """The inputs of a frozen layer: they are hard in training mode too, as its weights are."""
 
     def train(self, mode: bool = True) -> Self:
         return super().train(False)
@@ -137,7 +138,7 @@ class StepInputs(SoftStepInputs):
 @register("quantnet")
 @dataclass(frozen=True)
 class QuantizationNetworks(Method):
-    """Trained with sigmoids that steepen by epoch, tested with the step; inputs {0, 1}."""
+    """Trained with sigmoids that steepen per epoch, tested with the step; inputs {0, 1}."""
 
     temperature: float = 10.0
     threshold: float = 0.05
@@ -153,15 +154,15 @@ class QuantizationNetworks(Method):
 
     @property
     def family(self) -> str:
-        """The temperature shapes the training alone, the threshold what inputs mean."""
+        """The temperature affects training only; the threshold changes the meaning of inputs."""
         same = self.threshold == type(self).threshold
         return self.name if same else f"{self.name}(threshold={self.threshold})"
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         assert isinstance(layer.weight, Tensor)
-        return SoftSignWeights(Temperature(self.temperature, layer.weight), layer.weight)
+        return SigmoidWeights(Temperature(self.temperature, layer.weight), layer.weight)
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         assert isinstance(layer.weight, Tensor)
         temperature = Temperature(self.temperature, layer.weight)
-        return SoftStepInputs(temperature, self.threshold, layer.weight)
+        return SigmoidInputs(temperature, self.threshold, layer.weight)

@@ -2,24 +2,23 @@
 
 Liu et al., ECCV 2020, arXiv:2003.03488.
 
-Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter, not differentiated
+Weights     Q = α · sign(W), α = ‖W‖₁ / n per filter, not differentiated
             ∂L/∂W = ∂L/∂Q · 1[|W| ≤ 1]                              (as Bi-Real Net)
-            weights="dorefa": one α for the layer and ∂L/∂W = ∂L/∂Q, so that no latent weight that has grown
-            beyond 1 stays there
-Inputs      RSign: B = sign(x + b_c) with a learned shift b_c for each channel
-            ∂L/∂x = ∂L/∂B · max(0, 2 − 2|x + b|), ∂L/∂b_c = Σ over the channel of the same
-            gradient="clipped": 1[|x + b| ≤ 1] in its place
-Activation  RPReLU: y = PReLU_β(x + γ_c) + ζ_c with learned shifts γ, ζ and slope β for each channel;
-            it takes the place of every nn.PReLU of the network, whose slopes it keeps
+            weights="dorefa": one α per layer and ∂L/∂W = ∂L/∂Q, so that a latent weight beyond ±1 still moves
+Inputs      RSign: B = sign(x + b_c) with a learned shift b_c per channel
+            ∂L/∂x = ∂L/∂B · max(0, 2 − 2|x + b|), ∂L/∂b_c = the same, summed over the channel
+            gradient="clipped": 1[|x + b| ≤ 1] instead
+Activation  RPReLU: y = PReLU_β(x + γ_c) + ζ_c with learned shifts γ, ζ and slope β per channel.
+            It replaces every nn.PReLU of the network and keeps its slopes
 
 All shifts start at 0, where RSign is sign and RPReLU is PReLU: a float twin's weights keep their meaning. The shifts
-are part of the method's own state, under ``input_binarizer.shift`` and ``adapted``; slopes are the network's.
+are state of the method, under ``input_binarizer.shift`` and ``adapted``; slopes belong to the network.
 
-Differences from the authors' code: signs of the shifts are theirs (the paper subtracts α and γ). Their RPReLU comes
-after the add of a shortcut; ours stands where the network has its PReLU. Where that is directly before BatchNorm
-(``resnet20``, ``resnet18(variant="bireal-prelu")``), BatchNorm takes ζ away again and ζ learns nothing. A network
-without PReLU gets no RPReLU. The distributional loss against a float teacher and the two-step schedule are
-training recipes, not part of the method.
+Differences from the authors' code: the shifts have the same signs as in their code (the paper subtracts α and γ). Their
+RPReLU comes after the addition of a shortcut; ours stands where the network has its PReLU. If that is directly before
+BatchNorm (``resnet20``, ``resnet18(variant="bireal-prelu")``), BatchNorm cancels ζ and ζ learns nothing. A network
+without PReLU gets no RPReLU. The distributional loss against a float teacher and the two-step schedule are training
+recipes, not part of the method.
 """
 
 from __future__ import annotations
@@ -30,24 +29,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    InputBinarizer,
-    InputCode,
-    Method,
-    WeightBinarizer,
-    register,
+from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.pieces import (
+    ClippedFilterMeanSign,
+    LayerMeanSign,
+    parabolic_sign,
     replace_prelus,
     sign_code,
 )
-from unflip.methods.bireal import MagnitudeAwareSign
-from unflip.methods.dorefa import LayerMeanSign
+from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
 Gradient = Literal["approximate", "clipped"]
 
 
 class RSign(InputBinarizer):
-    """sign(x + b), with the approximate-sign gradient or clipped; b has a value for each input channel."""
+    """sign(x + b), with the approximate-sign gradient or the clipped one; one b per input channel."""
 
     def __init__(self, layer: nn.Module, gradient: Gradient = "approximate") -> None:
         super().__init__()
@@ -66,8 +63,8 @@ class RSign(InputBinarizer):
 
     def forward(self, x: Tensor) -> Tensor:
         shifted = self.shifted(x)
-        c = shifted.clamp(-1, 1)
-        return straight_through(sign(shifted), c if self.clipped else 2 * c - c * c.abs())
+        soft = shifted.clamp(-1, 1) if self.clipped else parabolic_sign(shifted)
+        return straight_through(sign(shifted), soft)
 
     def code(self) -> InputCode:
         return sign_code(-self.shift.view(1, -1))
@@ -88,14 +85,14 @@ class RPReLU(nn.PReLU):
     def __init__(self, prelu: nn.PReLU) -> None:
         slopes = prelu.weight
         super().__init__(prelu.num_parameters, device=slopes.device, dtype=slopes.dtype)
-        self.weight = slopes  # the parameter itself: hooks and optimizers that know it stay right
+        self.weight = slopes  # the same parameter: hooks and optimizers that hold it stay valid
         self.adapted = Shifts(slopes)
         self.train(prelu.training)
 
     def forward(self, x: Tensor) -> Tensor:
         view = (-1, *[1] * (x.dim() - 2))  # channels are dimension 1, as for nn.PReLU
         before, after = (
-            shift.view(view).to(x.dtype)  # under autocast x stays in half
+            shift.view(view).to(x.dtype)  # under autocast x stays in half precision
             for shift in (self.adapted.before, self.adapted.after)
         )
         return super().forward(x + before) + after
@@ -104,13 +101,13 @@ class RPReLU(nn.PReLU):
 @register("reactnet")
 @dataclass(frozen=True)
 class ReActNet(Method):
-    """Per-filter scale times sign; learned shifts before the sign of inputs and round PReLU."""
+    """Per-filter scale times sign; learned shifts before the sign of inputs and around PReLU."""
 
     weights: Literal["bireal", "dorefa"] = "bireal"
     gradient: Gradient = "approximate"
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return MagnitudeAwareSign() if self.weights == "bireal" else LayerMeanSign()
+        return ClippedFilterMeanSign() if self.weights == "bireal" else LayerMeanSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return RSign(layer, self.gradient)

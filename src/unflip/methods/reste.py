@@ -1,19 +1,19 @@
 """ReSTE: Estimator Meets Equilibrium Perspective: A Rectified Straight Through Estimator for BNN Training.
 
-Wu et al., ICCV 2023, arXiv:2308.06689. A power function stands in for sign: for o = 1 it is the identity (the
-plain straight-through estimator, stable), for o → ∞ it is sign itself (no estimating error). o grows by epoch.
+Wu et al., ICCV 2023, arXiv:2308.06689. A power function approximates sign: for o = 1 it is the identity (the
+plain straight-through estimator, stable), for o → ∞ it is sign itself (no estimating error). o grows per epoch.
 
 Weights     Q = E · sign(W), E = mean|W| over the whole layer
             ∂L/∂W = E · ∂L/∂Q · g(W) + ∂L/∂E · sign(W) / n, ∂L/∂E = Σ ∂L/∂Q · sign(W): E is differentiated
 Inputs      B = sign(x)
             ∂L/∂x = ∂L/∂B · g(x)
-Estimator   f(x) = sign(x)·|x|^(1/o), whose derivative is cut off at t and has a pole at 0:
+Estimator   f(x) = sign(x)·|x|^(1/o). Its derivative has a pole at 0, which is replaced, and is set to 0 beyond t:
             g(x) = f(m) / m = m^((1−o)/o)      |x| ≤ m = 0.1    (the slope of the chord from 0 to m)
                    (1/o)·|x|^((1−o)/o)         m < |x| ≤ t = 1.5
                    0                           |x| > t
             o = 1 + (o_end − 1)·(1 − cos(π/2 · i/N)) in epoch i = 0 .. N − 1, from 1 towards o_end = 3
 
-Differences from the authors' code: none known. (g jumps by the factor o at |x| = m in theirs too. sign(0) is +1,
+Differences from the authors' code: none known. (In theirs too, g jumps by the factor o at |x| = m. sign(0) is +1,
 theirs 0.) ``code`` does not depend on the schedule.
 """
 
@@ -30,14 +30,14 @@ from unflip.methods.base import (
     Method,
     Numbers,
     WeightBinarizer,
-    register,
-    sign_code,
 )
+from unflip.methods.pieces import layer_mean, sign_code
+from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
 
 class PowerEstimator(Numbers):
-    """g, and the exponent o of the epoch."""
+    """g, with the exponent o by epoch."""
 
     o: Tensor
 
@@ -52,7 +52,7 @@ class PowerEstimator(Numbers):
 
     def forward(self, x: Tensor) -> Tensor:
         size, power = x.abs(), (1 - self.o) / self.o
-        slope = size.clamp(self.m, self.t) ** power  # inside the interval; no pole, no overflow
+        slope = size.clamp(self.m, self.t) ** power  # clamped: no pole, no overflow
         slope = torch.where(size <= self.m, slope, slope / self.o)
         return slope.masked_fill(size > self.t, 0)
 
@@ -63,11 +63,10 @@ class PowerSignWeights(WeightBinarizer):
         self.estimator = estimator
 
     def code(self, weight: Tensor) -> BinaryWeight:
-        scale = weight.abs().mean().view(1, *[1] * weight.dim())
-        return BinaryWeight(sign(weight)[None], scale)
+        return BinaryWeight(sign(weight)[None], layer_mean(weight))
 
     def surrogate(self, weight: Tensor) -> Tensor:
-        scale = weight.abs().mean()
+        scale = layer_mean(weight)[0]
         through_sign = (scale * self.estimator(weight)).detach() * weight
         return through_sign + scale * sign(weight).detach()
 
@@ -81,7 +80,7 @@ class PowerSignInputs(InputBinarizer):
         self.estimator = estimator
 
     def forward(self, x: Tensor) -> Tensor:
-        # The estimator is 0 beyond t, and so is the gradient of clamp; but 0 · ∞ is NaN.
+        # Beyond t the estimator is 0. Without the clamp, 0 · ∞ would be NaN.
         limit = self.estimator.t
         return straight_through(sign(x), self.estimator(x).detach() * x.clamp(-limit, limit))
 
@@ -95,7 +94,7 @@ class PowerSignInputs(InputBinarizer):
 @register("reste")
 @dataclass(frozen=True)
 class ReSTE(Method):
-    """Layer-wise mean times sign; the gradient is a power function's, whose exponent grows by epoch."""
+    """Layer-wise mean times sign, with the gradient of a power function whose exponent grows per epoch."""
 
     o_end: float = 3.0
     t: float = 1.5
@@ -110,7 +109,7 @@ class ReSTE(Method):
 
     @property
     def family(self) -> str:
-        """The estimator shapes the training alone."""
+        """The estimator affects training only."""
         return self.name
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:

@@ -7,12 +7,12 @@ Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter of n weights
 Inputs      B = +1 for x ≥ δ, −1 for x ≤ −δ, 0 between;  δ = 0.4 · mean|x|, and no scale
             ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1]             (δ is not differentiated)
 
-A ternary input takes two bit planes, and is counted as 2 bits.
+A ternary input takes two bit planes and is counted as 2 bits.
 
-Differences from the authors' code: the mean is over one sample (channels and pixels; a linear layer's features), in
-training and evaluation alike. Their code takes it over the batch in training and a running average in evaluation:
-there a sample's result depends on those beside it, and what is trained is not quite what is shipped. Their
-default share, 0.5, is TBNv2's, which also has a scale of inputs, 2δ, and another gradient.
+Differences from the authors' code: the mean is over one sample (channels and pixels; a linear layer's features), both
+in training and in evaluation. Their code uses the mean over the batch in training and a running average in evaluation:
+there the result for a sample depends on the others in its batch, and the trained network differs slightly from the
+deployed one. Their default share, 0.5, belongs to TBNv2, which also has a scale of inputs, 2δ, and another gradient.
 """
 
 import math
@@ -21,24 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    BinaryWeight,
-    InputBinarizer,
-    InputCode,
-    Method,
-    WeightBinarizer,
-    register,
-)
-from unflip.ste import sign, straight_through
-
-
-class FilterMeanSign(WeightBinarizer):
-    def code(self, weight: Tensor) -> BinaryWeight:
-        alpha = weight.abs().flatten(1).mean(1).view(1, -1, *[1] * (weight.dim() - 1))
-        return BinaryWeight(sign(weight)[None], alpha)
-
-    def surrogate(self, weight: Tensor) -> Tensor:
-        return weight
+from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.pieces import FilterMeanSign, sample_dims
+from unflip.methods.registry import register
+from unflip.ste import straight_through
 
 
 class Ternary(InputBinarizer):
@@ -64,7 +50,7 @@ class Ternary(InputBinarizer):
 class TBN(Method):
     """Per-filter scale times sign; inputs −1, 0 or +1."""
 
-    threshold: float = 0.4  # a share of the sample's mean |x|
+    threshold: float = 0.4  # a multiple of the sample's mean |x|
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,4 +61,4 @@ class TBN(Method):
         return FilterMeanSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
-        return Ternary(self.threshold, (-3, -2, -1) if isinstance(layer, nn.Conv2d) else (-1,))
+        return Ternary(self.threshold, sample_dims(layer))

@@ -4,14 +4,14 @@ Rastegari et al., ECCV 2016, arXiv:1603.05279, section 3.2.
 
 Weights     Q = α · sign(W), α = ‖W‖₁ / n for each filter of n weights
             ∂L/∂W_i = ∂L/∂Q_i · (1/n + α · 1[|W_i| ≤ 1])
-            after each step W is centred over its input channels and clipped to [−1, 1]
+            after each step W is centered over its input channels and clipped to [−1, 1]
 Inputs      x ≈ K · sign(x): the layer's output is (sign(x) ⊛ Q) · K, with
             K = mean_c |x| ∗ box, the box of the layer's kernel size with value 1 / (w·h)
             ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1], plus the ordinary gradient of K
 
-Differences from the authors' code: the paper's K map is there; the released code leaves it out.
-Centring and clipping follow the released code, the paper does not mention them. With groups, K is
-computed over each group's own channels.
+Differences from the authors' code: we include the paper's K map; the released code leaves it out.
+Centering and clipping follow the released code; the paper does not mention them. With groups, K is
+computed over the channels of each group.
 """
 
 from dataclasses import dataclass
@@ -20,37 +20,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.methods.base import (
-    InputBinarizer,
-    InputCode,
-    Method,
-    WeightBinarizer,
-    register,
-    sign_code,
-)
-from unflip.methods.bwn import FilterMeanSign
-from unflip.ste import sign, straight_through
+from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.bwn import BWNSign
+from unflip.methods.pieces import ClippedSign
+from unflip.methods.registry import register
 
 
-class CentredFilterMeanSign(FilterMeanSign):
-    """BWN's weights (section 3.1 of the same paper), centred and clipped after each step."""
+class CenteredBWNSign(BWNSign):
+    """BWN's weights (section 3.1 of the same paper), centered and clipped after each step."""
 
     @torch.no_grad()
     def after_step(self, weight: Tensor) -> None:
-        if weight.shape[1] > 1:  # a single input channel would be centred to nothing
+        if weight.shape[1] > 1:  # a single input channel would become 0
             weight.sub_(weight.mean(1, keepdim=True))
         weight.clamp_(-1, 1)
 
 
-class SignTimesK(InputBinarizer):
-    fused_as = "pm1"
+class SignTimesK(ClippedSign):
+    """sign(x), and K as a factor of the layer's output."""
 
     def __init__(self, k_map: bool) -> None:
         super().__init__()
         self.k_map = k_map
-
-    def forward(self, x: Tensor) -> Tensor:
-        return straight_through(sign(x), x.clamp(-1, 1))
 
     def output_scale(self, x: Tensor, layer: nn.Module) -> Tensor | None:
         if not self.k_map:
@@ -61,7 +52,7 @@ class SignTimesK(InputBinarizer):
         groups, (kh, kw) = layer.groups, layer.kernel_size
         mean = torch.unflatten(x.abs(), -3, (groups, -1)).mean(-3)
         box = mean.new_full((groups, 1, kh, kw), 1 / (kh * kw))
-        # The layer's own padding mode, stride and dilation; a group at a time.
+        # With the layer's padding mode, stride and dilation, for each group.
         if layer.padding_mode != "zeros":
             pad = layer._reversed_padding_repeated_twice
             mean = F.pad(mean, pad, mode=layer.padding_mode)
@@ -71,7 +62,7 @@ class SignTimesK(InputBinarizer):
         return k.repeat_interleave(layer.out_channels // groups, -3)
 
     def code(self) -> InputCode:
-        return sign_code()._replace(k_map=self.k_map)
+        return super().code()._replace(k_map=self.k_map)
 
 
 @register("xnor")
@@ -82,7 +73,7 @@ class XNORNet(Method):
     k_map: bool = True
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return CentredFilterMeanSign()
+        return CenteredBWNSign()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return SignTimesK(self.k_map)

@@ -18,8 +18,8 @@ from torch import nn
 
 from unflip.binarize import binarize
 from unflip.hints import known
-from unflip.methods.base import Method, resolve
-from unflip.methods.base import names as method_names
+from unflip.methods import Method, resolve
+from unflip.methods import names as method_names
 from unflip.uses import same_definition
 
 MethodLike = str | Mapping[str, Any] | Method

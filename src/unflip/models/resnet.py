@@ -25,7 +25,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.layers import Carry, normalised
+from unflip.layers import normalised
+from unflip.methods import Carry
 from unflip.models.base import (
     Activation,
     MethodLike,

@@ -50,7 +50,8 @@ def read_values(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, 
 def needed_source(recipe: Recipe, field: Literal["start", "distill"]) -> str | Path | None:
     """What ``recipe`` names in ``start`` or ``distill.teacher``, as :func:`load_recipe` takes it: a shipped recipe's
     name, or the path of a YAML file or a file of weights. None if it names nothing."""
-    named = recipe.start if field == "start" else recipe.distill and recipe.distill.teacher
+    teacher = recipe.distill.teacher if recipe.distill else None
+    named = recipe.start if field == "start" else teacher
     if named is None or not (_is_file(named) or is_weights(named)):
         return named
     path = recipe.beside(field) / named

@@ -19,7 +19,7 @@ from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.kernels.sign_conv import triton_kernels as sign_conv_triton
 from unflip.layers import binary_layers, inside_binarizer
 from unflip.train.learner import Learner
-from unflip.train.recipe import Recipe
+from unflip.recipes.schema import Recipe
 
 
 class Engine:

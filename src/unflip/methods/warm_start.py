@@ -1,0 +1,144 @@
+"""LNS: the mapping networks learn the noisy labels before anything else is trained (see ``lns.py``)."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unflip.methods.lns_options import LNSOptions
+from unflip.methods.mapped_sign import MappedSign, mapped_layers
+from unflip.methods.mapping_network import FilterNorm
+from unflip.ste import sign
+
+CHECK_EVERY = 20  # steps; comparing signs makes the host wait for the device
+# Options with no influence on what a warm start learns. Its steps, rate and agreement are arguments.
+LATER_OPTIONS = ("alpha", "labels", "loss_on", "reduction", "gradient", "lr")
+
+
+def warm_start(
+    model: nn.Module,
+    steps: int = LNSOptions.warm_steps,
+    lr: float = LNSOptions.warm_lr,
+    agreement: float = LNSOptions.warm_agreement,
+    progress: Callable[[str, float], None] | None = None,
+    memo: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Teach each mapping network the noisy labels, with everything else fixed.
+
+    f reads only the weights, so no data are needed. A layer stops when its signs agree with the labels on a share
+    ``agreement`` of its weights, or after ``steps`` steps of Adam. Returns the agreement reached per layer;
+    ``progress`` is called with it after each layer. ``memo`` can be shared by several models: a mapping network that
+    starts exactly like an earlier one takes over its result.
+
+    Frozen labels are taken again from the present weights: supervision begins here.
+    """
+    reached = {}
+    for name, weight, binarizer in mapped_layers(model):
+        binarizer.latent_replaced(weight)
+        reached[name] = _fit_mapping(weight.detach(), binarizer, steps, lr, agreement, memo)
+        binarizer.untaught = False
+        if progress:
+            progress(name, reached[name])
+    short = {name: share for name, share in reached.items() if not share >= min(agreement, 0.999)}
+    if short:
+        shares = ", ".join(f"{name} {share:.3%}" for name, share in short.items())
+        warnings.warn(
+            f"after {steps} steps of warm start the mapping agrees with too few labels: {shares}. "
+            "Use more steps (method.warm_steps) or mapping='residual'.",
+            stacklevel=2,
+        )
+    return reached
+
+
+def tell_layers(say: Callable[[str], None], every: float = 10.0) -> Callable[[str, float], None]:
+    """A ``progress`` for :func:`warm_start` that says at most every ``every`` seconds how far it is."""
+    said, layers = time.monotonic(), 0
+
+    def progress(name: str, agreement: float) -> None:
+        nonlocal said, layers
+        layers += 1
+        if time.monotonic() - said >= every:
+            said = time.monotonic()
+            say(f"warm start: finished layer {layers} ({name}); its signs agree on {agreement:.4%}")
+
+    return progress
+
+
+def _fit_mapping(
+    weight: Tensor,
+    binarizer: MappedSign,
+    steps: int,
+    lr: float,
+    agreement: float,
+    memo: dict[str, Any] | None,
+) -> float:
+    """Warm start of one layer, in float32, because half precision is too coarse for Adam."""
+    mapping, dtype = binarizer.mapping, weight.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        mapping.float()
+        weight = weight.float()
+    labels = binarizer.noisy_labels(weight)
+    how = weight, labels, binarizer, steps, lr, agreement
+    if memo is None:
+        _teach(*how)
+    elif (key := _beginning(*how)) in memo:
+        mapping.load_state_dict(memo[key])
+    else:
+        _teach(*how)
+        memo[key] = {name: t.clone() for name, t in mapping.state_dict().items()}
+    for norm in _norms(mapping):  # the last forward pass of _teach measured the "fixed" statistics
+        norm.measuring = binarizer.config.statistics == "filters"
+    mapping.to(dtype)
+    return (sign(mapping(weight.to(dtype)).detach()) == labels).double().mean().item()
+
+
+def _beginning(weight: Tensor, labels: Tensor, binarizer: MappedSign, *how: float) -> str:
+    """A hash of everything that decides what a mapping network learns in its warm start."""
+    config = {
+        option: value
+        for option, value in asdict(binarizer.config).items()
+        if option not in LATER_OPTIONS and not option.startswith("warm_")
+    }
+    total = hashlib.sha256(
+        repr((sorted(config.items()), how, weight.dtype, weight.device)).encode()
+    )
+    rates = binarizer.rho_plus, binarizer.rho_minus
+    for tensor in (weight, labels, *rates, *binarizer.mapping.state_dict().values()):
+        total.update(tensor.detach().cpu().double().numpy().tobytes())  # exact, also for bfloat16
+    return total.hexdigest()
+
+
+def _norms(mapping: nn.Module) -> list[FilterNorm]:
+    return [m for m in mapping.modules() if isinstance(m, FilterNorm)]
+
+
+def _teach(
+    weight: Tensor, labels: Tensor, binarizer: MappedSign, steps: int, lr: float, agreement: float
+) -> None:
+    """Adam over θ alone, on the loss of the supervision before the sign."""
+    mapping = binarizer.mapping
+    optimizer = torch.optim.Adam(mapping.parameters(), lr=lr)
+    for norm in _norms(mapping):
+        norm.measuring = True
+    share = 0.0
+    for step in range(steps + 1):
+        with torch.enable_grad():
+            q_hat = mapping(weight)
+            loss = binarizer.supervision(q_hat, labels).mean()
+        if step % CHECK_EVERY == 0:
+            share = (sign(q_hat.detach()) == labels).double().mean().item()
+        if share >= agreement or step == steps:
+            break
+        optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)
+        grads = torch.autograd.grad(loss, list(mapping.parameters()))
+        for parameter, grad in zip(mapping.parameters(), grads, strict=True):
+            parameter.grad = grad
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
