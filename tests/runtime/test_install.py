@@ -102,7 +102,7 @@ def test_the_source_tree_without_the_native_part(root: Path, files: Files) -> No
 def test_the_command_says_so_in_one_line(
     files: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from unflip.cli.predict import _loaded
+    from unflip.cli.packed import _loaded
 
     monkeypatch.setitem(sys.modules, "unflip.runtime._native", None)
     monkeypatch.delattr("unflip.runtime._native")

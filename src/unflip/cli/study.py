@@ -3,64 +3,70 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from unflip import methods, models
-from unflip.cli.app import app
-from unflip.data import load as load_data
-from unflip.hints import known
-from unflip.study.paper import EXPERIMENTS, Experiment
-from unflip.study.study import Study, run_study, write_tables
-from unflip.train.recipe import load_recipe
+from unflip.cli.app import app, needs
+from unflip.cli.options import Data, Device, EvaluateEvery
+
+if TYPE_CHECKING:
+    from unflip.study.paper import Experiment
+    from unflip.study.study import Study
 
 GPU_AT_ONCE = 10  # runs in one captured graph: enough to keep a large GPU busy with small networks
 
+
+class StudyGroup(TyperGroup):
+    """Adds the paper's experiments when ``unflip study`` is called: reading them imports packages of [train]."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        self.commands.update(_experiments())
+        return super().make_context(*arguments, **settings)
+
+
 study = typer.Typer(
-    help="Studies: many runs as one resumable piece of work. The same command goes on where it was killed; what is "
-    "finished is not run again.",
+    cls=StudyGroup,
+    help="Studies: many runs as one resumable piece of work. The same command resumes a study that was stopped; "
+    "finished runs are not repeated.",
+    epilog="Example: unflip study compare digits-dorefa digits-float --seeds 3",
     no_args_is_help=True,
 )
 app.add_typer(study, name="study")
 
-Data = Annotated[Path | None, typer.Option(help="Folder of the images.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")]
 Engine = Annotated[
     str,
     typer.Option(
-        help="together: this process, runs side by side. pool: --workers processes, each with an arm or more; on a GPU "
+        help="together: this process, runs side by side. pool: --workers processes, each with one arm or more; on a GPU "
         "they compile at the same time and take turns to train. ray: the same on a Ray cluster."
     ),
 ]
 WorkerCount = Annotated[
     int, typer.Option(min=1, help="Processes at once, with --engine pool or ray.")
 ]
-EvaluateEvery = Annotated[
-    int, typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last.")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--override",
-        help="field=value for every arm's recipe, e.g. model.width=4 (repeat for more). What an arm is about stays.",
+        metavar="FIELD=VALUE",
+        help="field=value for every arm's recipe, e.g. model.width=4 (repeat for more). Fields in which the arms differ "
+        "are not changed.",
     ),
 ]
-
-
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0..N-1 of every arm.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option(help="Only this arm, and what it starts from (repeat for more)."),
+    typer.Option(help="Only this arm, and the arms it starts from (repeat for more)."),
 ]
 EpochsScale = Annotated[float, typer.Option(help="Multiplies the epochs of every recipe.")]
 Teacher = Annotated[
-    Path | None, typer.Option(help="Finished run that arms which distill learn from.")
+    Path | None, typer.Option(help="Finished run to learn from, for arms that distill.")
 ]
 TablesOnly = Annotated[
     bool,
-    typer.Option("--tables-only", help="Tables and figures of what is finished; train nothing."),
+    typer.Option("--tables-only", help="Tables and figures of the finished runs; train nothing."),
 ]
 AtOnce = Annotated[
     int | None,
@@ -72,9 +78,18 @@ AtOnce = Annotated[
 ]
 
 
-def _add(experiment: Experiment) -> None:
-    """Every experiment of the paper is a command, all with the same options."""
+def _experiments() -> dict[str, Any]:
+    """name -> command. Every experiment of the paper is a command, all with the same options."""
+    needs("studies", "pydantic")
+    from unflip.study.paper import EXPERIMENTS
 
+    group = typer.Typer(rich_markup_mode=None)
+    for experiment in EXPERIMENTS.values():
+        group.command(experiment.name, help=experiment.help())(_command(experiment))
+    return dict(get_group(group).commands)
+
+
+def _command(experiment: Experiment) -> Any:
     def command(
         seeds: Seeds = 5,
         only: Only = None,
@@ -83,14 +98,14 @@ def _add(experiment: Experiment) -> None:
         baseline: Annotated[
             Path | None,
             typer.Option(
-                help="Folder with a finished baseline's seed-0, seed-1, ..., instead of training one."
+                help="Folder with a finished baseline (seed-0, seed-1, ...) to use instead of training one."
             ),
         ] = None,
         teacher: Teacher = None,
         tables_only: TablesOnly = False,
         data: Data = None,
         out: Annotated[
-            Path | None, typer.Option(help="Where runs and table go. Default: runs/STUDY.")
+            Path | None, typer.Option(help="Folder of the runs and the table. Default: runs/STUDY.")
         ] = None,
         device: Device = None,
         engine: Engine = "together",
@@ -109,8 +124,7 @@ def _add(experiment: Experiment) -> None:
         )
         _run(chosen, data, only, tables_only, engine, device, workers, at_once, evaluate_every)
 
-    command.__doc__ = experiment.help()
-    study.command(experiment.name)(command)
+    return command
 
 
 def _run(
@@ -124,17 +138,18 @@ def _run(
     at_once: int | None,
     evaluate_every: int,
 ) -> None:
-    """Train what is left of a study, or only write its tables; print the table."""
+    """Train the unfinished runs of a study, or only write its tables; print the table."""
+    from unflip.study.study import run_study, write_tables
+
     if only and tables_only:
         raise ValueError(
-            "--tables-only shows every arm that has runs, and trains none: leave out --only"
+            "--tables-only shows every arm that has runs and trains none: leave out --only"
         )
     if tables_only:
         write_tables(chosen)
         _show(chosen.out)
         return
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    if at_once is None and engine == "together" and on_gpu:
+    if at_once is None and engine == "together" and _on_gpu(device):
         at_once = GPU_AT_ONCE
     run_study(
         chosen,
@@ -149,8 +164,10 @@ def _run(
     _show(chosen.out)
 
 
-for _experiment in EXPERIMENTS.values():
-    _add(_experiment)
+def _on_gpu(device: str | None) -> bool:
+    import torch
+
+    return device != "cpu" and torch.cuda.is_available()
 
 
 def _show(out: Path) -> None:
@@ -158,7 +175,10 @@ def _show(out: Path) -> None:
     print(f"in {out}")
 
 
-@study.command("compare")
+@study.command(
+    "compare",
+    epilog="Example: unflip study compare digits-dorefa digits-finetune --seeds 3 --epochs-scale 0.5",
+)
 def compare_recipes(
     recipes: Annotated[
         list[str],
@@ -171,17 +191,21 @@ def compare_recipes(
     teacher: Teacher = None,
     tables_only: TablesOnly = False,
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path(
+        "runs/compare"
+    ),
     device: Device = None,
     engine: Engine = "together",
     workers: WorkerCount = 2,
     evaluate_every: EvaluateEvery = 1,
     at_once: AtOnce = None,
 ) -> None:
-    """Train recipes of your own for the same seeds, and write one table with tests: the others against the first.
+    """Train recipes for the same seeds and compare them.
 
-    A recipe that one of them starts from is trained too, before it.
+    Writes one table with statistical tests of the others against the first.     If one of them starts from another
+    recipe, that is trained first.
     """
+    needs("studies", "torch")
     from unflip.study.compare import compare
 
     chosen = compare(
@@ -195,32 +219,41 @@ def compare_recipes(
     _run(chosen, data, only, tables_only, engine, device, workers, at_once, evaluate_every)
 
 
-@study.command("methods")
+@study.command(
+    "methods",
+    epilog="Example: unflip study methods --recipe digits-dorefa --epochs 5 --only dorefa --only xnor",
+)
 def compare_methods(
-    epochs: Annotated[int, typer.Option(min=1, help="The same for every method.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs, the same for every method.")],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1, side by side.")] = 3,
     recipe: Annotated[
-        str, typer.Option(help="What to train; its method is replaced.")
+        str, typer.Option(help="Recipe to train; its method is replaced.")
     ] = "cifar10-resnet20-dorefa",
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this method (repeat for more); others that are finished stay in the table."
+            help="Only this method (repeat for more); finished runs of others stay in the table."
         ),
     ] = None,
     override: Overrides = None,
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/methods"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path(
+        "runs/methods"
+    ),
     device: Device = None,
     engine: Engine = "together",
     workers: WorkerCount = 2,
 ) -> None:
-    """Train every method on the same recipe and seeds, and write one table.
+    """Train every method on the same recipe and seeds.
 
-    On a GPU, --engine pool --workers 4 compiles four methods at the same time while one trains; seconds per epoch are
-    medians, and no two methods train at once.
+    On a GPU, --engine pool --workers 4 compiles four methods at the same time. Only one method trains at a time; seconds
+    per epoch are medians.
     """
+    needs("studies", "torch")
+    from unflip import models
+    from unflip.hints import known
     from unflip.study.methods import compared, study_methods
+    from unflip.train.recipe import load_recipe
 
     chosen = load_recipe(recipe, [*(override or []), f"epochs={epochs}"])
     models.check_names(chosen.model.name, chosen.model.options)
@@ -242,26 +275,38 @@ def compare_methods(
     _show(out)
 
 
-@study.command("autobnn")
+@study.command(
+    "autobnn",
+    epilog="Example: unflip study autobnn --recipe digits-dorefa --epochs 2 --generations 3",
+)
 def search_widths(
-    epochs: Annotated[int, typer.Option(min=1, help="Of each candidate's training.")],
-    generations: Annotated[int, typer.Option(min=0, help="After the first population.")] = 5,
-    population: Annotated[int, typer.Option(min=2, help="Candidates a generation.")] = 8,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs per candidate.")],
+    generations: Annotated[int, typer.Option(min=0, help="Generations after the first.")] = 5,
+    population: Annotated[int, typer.Option(min=2, help="Candidates per generation.")] = 8,
     budget: Annotated[
-        float, typer.Option(help="Most FLOPs, over those of the recipe's own network.")
+        float, typer.Option(help="Most FLOPs, as a multiple of those of the recipe's network.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search; training has seed 0.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search; training uses seed 0.")] = 0,
     recipe: Annotated[
-        str, typer.Option(help="What to train; its method is replaced.")
+        str, typer.Option(help="Recipe to train; its method is replaced.")
     ] = "cifar10-resnet20-dorefa",
-    method: Annotated[str, typer.Option(help="What binarizes the candidates.")] = "autobnn",
+    method: Annotated[str, typer.Option(help="Method that binarizes the candidates.")] = "autobnn",
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/autobnn"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path(
+        "runs/autobnn"
+    ),
     device: Device = None,
 ) -> None:
-    """Search the widths of a network under a FLOPs budget by evolution, and write one table."""
+    """Search the widths of a network by evolution.
+
+    Candidates stay under a budget of FLOPs. The result is one table.
+    """
+    needs("studies", "torch")
+    from unflip import methods
+    from unflip.data import load as load_data
     from unflip.study.autobnn import Search
     from unflip.study.autobnn import search_widths as evolve
+    from unflip.train.recipe import load_recipe
 
     replaced = methods.resolve(method).options()
     chosen = load_recipe(recipe, [f"epochs={epochs}"]).model_copy(update={"method": replaced})

@@ -21,6 +21,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from unflip.hints import Foreseen
 from unflip.runs.files import read_saved
 
 KEEP = 2
@@ -28,7 +29,7 @@ _NAME = re.compile(r"checkpoint-(\d+)-(\d+)\.json")
 _ANY_PART = re.compile(r"\.?(checkpoint-\d+-\d+)\.(json|safetensors)(\.part)?")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(Foreseen, RuntimeError):
     """A checkpoint that cannot be written, or one that belongs to something else."""
 
 

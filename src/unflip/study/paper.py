@@ -97,9 +97,7 @@ class Experiment:
 
     def help(self) -> str:
         """What the command says of itself; its example works as it stands."""
-        recipes = [load_recipe(draft.source, list(draft.changes)) for draft in self.drafts]
-        pairs = zip(self.drafts, recipes, strict=True)
-        learning = [draft.name for draft, recipe in pairs if recipe.distill]
+        learning = [draft.name for draft in self.drafts if _learns(draft)]
         train = " ".join(["unflip train", TEACHER, *self.defaults])
         needed = f"With a teacher: {', '.join(learning)}; --teacher ({train})."
         first = f"unflip study {self.name} --epochs-scale 0.05 --seeds 2 --data DIR"
@@ -111,6 +109,12 @@ class Experiment:
             f"Leaves study.json, table.md and figures (SVG) beside the runs. A first look: {first}{without}",
         ]
         return "\n\n".join(parts)
+
+
+def _learns(draft: Draft) -> bool:
+    """Whether the arm has a teacher. Loading its recipe would tell too, and import torch for a help text."""
+    changes = [change for change in draft.changes if change.startswith("distill")]
+    return changes != ["distill=null"] if changes else draft.source == STRONGEST
 
 
 def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from unflip.hints import Foreseen
 from unflip.train.recipe import Recipe
 
 
-class TrainingStopped(RuntimeError):
+class TrainingStopped(Foreseen, RuntimeError):
     """Training cannot usefully go on; the message says what was seen and what to try."""
 
     folder: Path | None = None  # of the run that stopped, where that is known
