@@ -206,7 +206,7 @@ def test_train_then_runs(start: Start, unflip: Start, tmp_path: Path) -> None:
     command.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
     assert listed()[:3] == ["digits-dorefa", "0", "running"]
     assert command.send(signal.SIGINT).code == 130
-    assert "run the same command to go on" in command.err
+    assert "run the same command to resume" in command.err
     assert listed()[2] == "interrupted"
     assert listed()[3].endswith("/500")
 

@@ -200,7 +200,7 @@ def _binary_twin(name: str, module: nn.Module, method: Method) -> BinaryLayer:
 
 
 def _use_no_fast_path(model: nn.Module) -> None:
-    """In evaluation mode torch's transformer layer passes the latent weights of its linear layers to one fused kernel."""
+    """In evaluation mode torch's transformer layer passes the latent weights of its linear layers to a kernel."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and any(binary_layers(module)):
             module.activation_relu_or_gelu = 0  # only that path reads it
@@ -264,8 +264,8 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     )
     if frozen:
         raise ValueError(
-            f"the state dict is of a frozen model (it has {frozen!r}): its latent weights are gone. Load the state dict "
-            "from before unflip.freeze"
+            f"the state dict is of a frozen model (it has {frozen!r}): its latent weights are gone. Load the state "
+            "dict from before unflip.freeze"
         )
     state = {k: v for k, v in state_dict.items() if not inside_binarizer(k)}
     own = {k: v for k, v in model.state_dict().items() if inside_binarizer(k)}
@@ -283,8 +283,8 @@ def _refuse_wrapped(model: nn.Module, state_dict: object) -> None:
     """Refuse what custom checkpoints often hold instead of a state dict; torch would list every name twice."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(
-            f"state_dict is {state_dict!r:.80}; it should map names to tensors, as torch.load(file, weights_only=True) or "
-            "safetensors.torch.load_file(file) return them"
+            f"state_dict is {state_dict!r:.80}; it should map names to tensors, as torch.load(file, weights_only=True) "
+            "or safetensors.torch.load_file(file) return them"
         )
     inside = [key for key, value in state_dict.items() if isinstance(value, Mapping)]
     if inside:
@@ -312,8 +312,8 @@ def _in_twin(key: str, own: Tensor, state_dict: Mapping[str, Tensor]) -> Tensor 
 def _warn_of_bases(keys: list[str]) -> None:
     if keys:
         warnings.warn(
-            f"the state dict has nothing that fits {', '.join(keys)}: this state of the base method is learned, and the "
-            "method around it does not train it, so it stays as it is. Load it from a network trained with the base "
+            f"the state dict has nothing that fits {', '.join(keys)}: this state of the base method is learned, and "
+            "the method around it does not train it, so it stays as it is. Load it from a network trained with the base "
             "method.",
             stacklevel=3,
         )

@@ -39,8 +39,8 @@ app.add_typer(study, name="study")
 Engine = Annotated[
     str,
     typer.Option(
-        help="together: this process, runs side by side. pool: --workers processes, each with one arm or more; on a GPU "
-        "they compile at the same time and take turns to train. ray: the same on a Ray cluster."
+        help="together: this process, runs side by side. pool: --workers processes, each with one arm or more; on a "
+        "GPU they compile at the same time and take turns to train. ray: the same on a Ray cluster."
     ),
 ]
 WorkerCount = Annotated[
@@ -51,8 +51,8 @@ Overrides = Annotated[
     typer.Option(
         "--override",
         metavar="FIELD=VALUE",
-        help="field=value for every arm's recipe, e.g. model.width=4 (repeat for more). Fields in which the arms differ "
-        "are not changed.",
+        help="field=value for every arm's recipe, e.g. model.width=4 (repeat for more). Fields in which the arms "
+        "differ are not changed.",
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0..N-1 of every arm.")]
@@ -246,8 +246,8 @@ def compare_methods(
 ) -> None:
     """Train every method on the same recipe and seeds.
 
-    On a GPU, --engine pool --workers 4 compiles four methods at the same time. Only one method trains at a time; seconds
-    per epoch are medians.
+    On a GPU, --engine pool --workers 4 compiles four methods at the same time. Only one method trains at a time;
+    seconds per epoch are medians.
     """
     needs("studies", "torch")
     from unflip import models

@@ -203,7 +203,7 @@ def demo(
 ) -> None:
     """Show the whole idea on scikit-learn's digits.
 
-    It trains a float network and its binary twin, corrects the twin, and packs it. This takes a few minutes.
+    It trains a float network and its binary twin, corrects the twin, and packs it.
     """
     needs("the demo", "torch")
     from unflip.demo import run_demo
