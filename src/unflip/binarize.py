@@ -313,8 +313,8 @@ def _warn_of_bases(keys: list[str]) -> None:
     if keys:
         warnings.warn(
             f"the state dict has nothing that fits {', '.join(keys)}: this state of the base method is learned, and "
-            "the method around it does not train it, so it stays as it is. Load it from a network trained with the base "
-            "method.",
+            "the method around it does not train it, so it stays as it is. Load it from a network trained with the "
+            "base method.",
             stacklevel=3,
         )
 

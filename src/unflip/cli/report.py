@@ -39,7 +39,7 @@ def report(
 
     The page has tables, curves and changed signs, and opens offline.
     """
-    needs("reporting", "pydantic")
+    needs("a report", "yaml")
     from unflip.report import report_data, write_report
 
     data = report_data(

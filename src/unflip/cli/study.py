@@ -80,7 +80,7 @@ AtOnce = Annotated[
 
 def _experiments() -> dict[str, Any]:
     """name -> command. Every experiment of the paper is a command, all with the same options."""
-    needs("studies", "pydantic")
+    needs("a study", "torch")
     from unflip.study.paper import EXPERIMENTS
 
     group = typer.Typer(rich_markup_mode=None)
@@ -205,7 +205,7 @@ def compare_recipes(
     Writes one table with statistical tests of the others against the first.     If one of them starts from another
     recipe, that is trained first.
     """
-    needs("studies", "torch")
+    needs("a study", "torch")
     from unflip.study.compare import compare
 
     chosen = compare(
@@ -249,7 +249,7 @@ def compare_methods(
     On a GPU, --engine pool --workers 4 compiles four methods at the same time. Only one method trains at a time;
     seconds per epoch are medians.
     """
-    needs("studies", "torch")
+    needs("a study", "torch")
     from unflip import models
     from unflip.hints import known
     from unflip.study.methods import compared, study_methods
@@ -301,7 +301,7 @@ def search_widths(
 
     Candidates stay under a budget of FLOPs. The result is one table.
     """
-    needs("studies", "torch")
+    needs("a study", "torch")
     from unflip import methods
     from unflip.data import load as load_data
     from unflip.study.autobnn import Search
