@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-import unflip.cli
+import unflip.train.loop
 from unflip.__main__ import main
 from unflip.train.engine import Engine
 
@@ -23,8 +23,8 @@ def begin(arguments: list[str], folder: str, options: dict[str, Any]) -> None:
     sys.argv = ["unflip", *arguments]
     if "checkpoint_seconds" in options:  # the command line has no option for it
         seconds = options["checkpoint_seconds"]
-        train = functools.partial(unflip.cli.train_recipe, checkpoint_seconds=seconds)
-        unflip.cli.train_recipe = train  # type: ignore[assignment]
+        train = functools.partial(unflip.train.loop.train, checkpoint_seconds=seconds)
+        unflip.train.loop.train = train  # type: ignore[assignment]
     if "die_at_write" in options:
         _die_at_write(options["die_at_write"])
     if "step_seconds" in options:

@@ -27,9 +27,17 @@ from unflip.runs import checkpoint as checkpoints
 COMMAND = Path(__file__).with_name("command.py")
 
 _server = multiprocessing.get_context("forkserver")
-# torch's optimizers import torch._dynamo when the first one is made.
+# Commands import what they need when they run; torch's optimizers import torch._dynamo when the first one is made.
 _server.set_forkserver_preload(
-    ["unflip.cli", "unflip.data.digits", "sklearn.datasets", "torch._dynamo"]
+    [
+        "unflip.cli",
+        "unflip.train.loop",
+        "unflip.study.paper",
+        "unflip.packing.make",
+        "unflip.data.digits",
+        "sklearn.datasets",
+        "torch._dynamo",
+    ]
 )
 
 

@@ -389,7 +389,7 @@ def test_load_twin_takes_everything_and_must_fit() -> None:
 
 
 def test_load_twin_of_a_model_says_what_to_give() -> None:
-    with pytest.raises(TypeError, match=r"a model \(Net\); give its state_dict\(\)"):
+    with pytest.raises(TypeError, match=r"a model \(Net\); pass its state_dict\(\)"):
         unflip.load_twin(unflip.binarize(Net(), "lns", quiet=True), Net())  # type: ignore[arg-type]
 
 
@@ -397,9 +397,9 @@ def test_load_twin_of_a_model_says_what_to_give() -> None:
     ("wrap", "message"),
     [
         (lambda state: {f"module.{k}": v for k, v in state.items()}, "DistributedDataParallel"),
-        (lambda state: {f"_orig_mod.{k}": v for k, v in state.items()}, "torch.compile has them"),
-        (lambda state: {"epoch": 3, "model": state}, r"give state_dict\['model'\]"),
-        (lambda state: "checkpoint.pt", "state_dict is 'checkpoint.pt' and should be names and"),
+        (lambda state: {f"_orig_mod.{k}": v for k, v in state.items()}, "which torch.compile adds"),
+        (lambda state: {"epoch": 3, "model": state}, r"pass state_dict\['model'\]"),
+        (lambda state: "checkpoint.pt", "state_dict is 'checkpoint.pt'; it should map names to"),
     ],
     ids=["parallel", "compiled", "nested", "path"],
 )

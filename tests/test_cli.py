@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from unflip import __version__, methods
+import unflip.cli as unflip_cli
+from unflip import __version__, methods, models
 from unflip.cli import app
 from unflip.data.cifar import load_cifar10
-from unflip.train.recipe import recipe_names
+from unflip.train.recipe import load_recipe, recipe_names
 
 Start = Callable[..., Any]
 
@@ -77,6 +80,17 @@ def test_methods_lists_them_all(unflip: Start) -> None:
     assert [word for word in first_words if word in methods.names()] == methods.names()
 
 
+def test_models_lists_them_all_and_describes_one(unflip: Start) -> None:
+    shown = unflip("models")
+    assert shown.code == 0
+    first_words = [line.split()[0] for line in shown.out.splitlines() if line.strip()]
+    assert [word for word in first_words if word in models.names()] == models.names()
+    shown = unflip("models", "resnet20")
+    assert shown.code == 0
+    for part in ("shortcut", "conv-prelu-bn", "width = 16"):
+        assert part in shown.out
+
+
 @pytest.mark.parametrize(
     ("name", "formula", "paper", "option"),
     [
@@ -98,7 +112,8 @@ def test_recipes_lists_all_with_what_they_are(unflip: Start) -> None:
     assert shown.code == 0
     for name in recipe_names():
         [line] = [line for line in shown.out.splitlines() if line.split()[:1] == [name]]
-        assert len(line.split()) > 4, "a recipe should say what it is about"
+        assert load_recipe(name).about in line, "a recipe should say what it is about"
+        assert len(line.split()) > 4
 
 
 def test_cost_has_the_papers_numbers(unflip: Start) -> None:
@@ -128,6 +143,7 @@ def test_cost_as_a_table(unflip: Start) -> None:
         (["cost", "resnet18", "--method", "dorefaa"], ["'dorefaa'", "Did you mean 'dorefa'?"]),
         (["cost", "resnet18", "--option", "bits"], ["'bits'", "name=value"]),
         (["cost", "resnet18", "--model-option", "widht=3"], ["'widht'", "Did you mean 'width'?"]),
+        (["models", "resnet2"], ["unknown model 'resnet2'", "Did you mean 'resnet20'?"]),
         (["methods", "lsn"], ["unknown method 'lsn'", "Did you mean 'lns'?"]),
         (["train", "digits-dorefaa"], ["unknown recipe", "Did you mean 'digits-dorefa'?"]),
         (["train", "nowhere.yaml"], ["no recipe file nowhere.yaml"]),
@@ -206,7 +222,7 @@ def test_train_then_runs(start: Start, unflip: Start, tmp_path: Path) -> None:
     command.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
     assert listed()[:3] == ["digits-dorefa", "0", "running"]
     assert command.send(signal.SIGINT).code == 130
-    assert "run the same command to go on" in command.err
+    assert "run the same command to resume" in command.err
     assert listed()[2] == "interrupted"
     assert listed()[3].endswith("/500")
 
@@ -240,7 +256,7 @@ def test_folders_are_printed_as_they_are_called(unflip: Start, tmp_path: Path, n
     done = unflip("train", recipe, "method=dorefa", "--out", out)
     assert done.code == 0, done.err
     assert f"in {out}" in done.out
-    assert recipe.stem in done.out.splitlines()[-7], "the table's title"
+    assert recipe.stem in done.out.splitlines()[-5], "the table's title"
     assert f"{out}/seed-0" in unflip("runs", tmp_path).out
     packed = out / "network.unflip"
     for arguments in (
@@ -318,7 +334,7 @@ def test_a_finished_run_needs_its_start_no_more(unflip: Start, tmp_path: Path) -
     recipe.with_name("base.yaml").unlink()
     again = unflip("train", recipe, "--out", out)
     assert again.code == 0, again.err
-    assert again.out.splitlines()[-7:] == first.out.splitlines()[-7:], "its table"
+    assert again.out.splitlines()[-5:] == first.out.splitlines()[-5:], "its table"
     assert not (tmp_path / "runs" / "base").exists()
 
 
@@ -329,15 +345,84 @@ def test_other_files_do_not_disturb_runs(unflip: Start, tmp_path: Path) -> None:
     assert "no runs in" in one_line_error(unflip("runs", tmp_path))
 
 
-def test_missing_parts_are_named(tmp_path: Path) -> None:
-    """Without the ``train`` extra the command says what to install."""
-    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')")
-    done = subprocess.run(
-        [sys.executable, "-m", "unflip", "methods"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.strip() == "unflip: typer is not installed. pip install 'unflip[train]'"
+# --- what commands import
+
+
+LOOK = """
+import contextlib, io, json, sys
+from unflip.cli import app
+
+told = {}
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = app(words, standalone_mode=False, prog_name="unflip")
+    imported = sorted({"torch", "rich", "numpy"} & set(sys.modules))
+    told[" ".join(words)] = [code or 0, out.getvalue(), imported]
+print(json.dumps(told))
+"""
+
+
+def looked(commands: list[list[str]]) -> dict[str, Any]:
+    """What commands print, and which large packages are imported afterwards; in one new interpreter."""
+    words = [sys.executable, "-c", LOOK, json.dumps(commands)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_help_and_lists_start_without_large_packages() -> None:
+    """Importing torch takes seconds. rich and numpy double the time of a help text."""
+    helps = [["--help"], ["--version"], *([c, "--help"] for c in COMMANDS if c != "study")]
+    for command, (code, text, imported) in looked([*helps, ["recipes"]]).items():
+        assert (command, code, imported) == (command, 0, [])
+        assert text
+
+
+def test_help_of_studies_starts_without_torch() -> None:
+    from unflip.study.paper import EXPERIMENTS
+
+    names = ["compare", "methods", "autobnn", *EXPERIMENTS]
+    shown = looked([["study", "--help"], *(["study", name, "--help"] for name in names)])
+    for command, (code, text, imported) in shown.items():
+        assert (command, code, "torch" in imported) == (command, 0, False)
+        assert text
+    assert all(name in shown["study --help"][1] for name in names)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "study"])
+def test_help_has_an_example_that_parses(command: str) -> None:
+    [words] = examples(get_command(app).commands[command])  # type: ignore[attr-defined]
+    assert words[:2] == ["unflip", command]
+    parse(words)
+
+
+@pytest.mark.parametrize("command", ["compare", "methods", "autobnn"])
+def test_help_of_a_study_has_an_example_that_parses(command: str) -> None:
+    group = get_command(app).commands["study"]  # type: ignore[attr-defined]
+    [words] = examples(group.commands[command])
+    assert words[:3] == ["unflip", "study", command]
+    parse(words)
+
+
+def examples(command: Any) -> list[list[str]]:
+    lines = (command.epilog or "").splitlines()
+    return [shlex.split(line.removeprefix("Example: ")) for line in lines if "Example: " in line]
+
+
+def parse(words: list[str]) -> None:
+    """Options and arguments that the command does not have raise."""
+    command: Any = get_command(app)
+    context = None
+    while True:
+        name, *rest = words
+        context = command.make_context(name, rest, parent=context)
+        if not isinstance(command, TyperGroup):
+            return
+        words = [*context._protected_args, *context.args]
+        command = command.commands[words[0]]
+
+
+def test_the_command_line_names_no_method_of_its_own() -> None:
+    """A second method with a preparation step needs no new line here."""
+    for path in Path(unflip_cli.__file__).parent.glob("*.py"):
+        assert "lns" not in path.read_text().lower(), path.name

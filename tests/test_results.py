@@ -22,6 +22,7 @@ from unflip.cli import study as cli
 from unflip.report import render, report_data
 from unflip.runs.run import recipe_difference
 from unflip.study import methods
+from unflip.study import study as studies
 from unflip.study.study import Study
 from unflip.train.recipe import Recipe, load_recipe
 
@@ -177,7 +178,7 @@ def study_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Study:
     """What a command would train; the rows of a study share most of theirs."""
     if words in KNOWN:
         return KNOWN[words]
-    for module in (cli, methods):
+    for module in (studies, methods):
         monkeypatch.setattr(
             module, "run_study", lambda study, *_, **__: KNOWN.update({words: study})
         )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         start_epoch,
     )
     from unflip.packing import pack
+    from unflip.runs.load import load_run
     from unflip.runtime import Model, load
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ __all__ = [
     "flips_by_layer",
     "freeze",
     "load",
+    "load_run",
     "load_twin",
     "methods",
     "pack",
@@ -62,6 +64,7 @@ _HOMES = {
         "start_epoch",
     ),
     "unflip.packing": ("pack",),
+    "unflip.runs.load": ("load_run",),
     "unflip.runtime": ("Model", "load"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -69,12 +72,24 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name == "methods":
-        return importlib.import_module("unflip.methods")
+        return _import("unflip.methods", name)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'unflip' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    value = getattr(_import(_HOME_OF[name], name), name)
     globals()[name] = value
     return value
+
+
+def _import(module: str, name: str) -> ModuleType:
+    """The module that has ``name``. If it needs a package that is missing, the error says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        from unflip.hints import EXTRAS, NotInstalled
+
+        if error.name not in EXTRAS:
+            raise
+        raise NotInstalled(f"unflip.{name}", error.name) from None
 
 
 def __dir__() -> list[str]:

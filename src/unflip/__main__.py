@@ -1,15 +1,9 @@
-"""Entry point of the ``unflip`` command; says what to install when the command line's parts are absent."""
+"""Entry point of the ``unflip`` command and of ``python -m unflip``."""
 
-import sys
+from unflip.cli import run
 
 
 def main() -> None:
-    try:
-        from unflip.cli import run
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("unflip"):
-            raise
-        sys.exit(f"unflip: {error.name} is not installed. pip install 'unflip[train]'")
     run()
 
 

@@ -1,4 +1,4 @@
-"""Turn the layers of any model binary, and carry weights between a binary model and its float twin."""
+"""Make the layers of any model binary, and copy weights between a binary model and its float twin."""
 
 from __future__ import annotations
 
@@ -25,25 +25,44 @@ from unflip.layers import (
     twin_of,
 )
 from unflip.methods import Method, get, resolve
+from unflip.tables import Table, Tabular
 
 _BINARY_CLASS: dict[type[nn.Module], type[BinaryLayer]] = {
     nn.Conv2d: BinaryConv2d,
     nn.Linear: BinaryLinear,
 }
 
-
-_BASE = "weight_binarizer.base."  # where LNS keeps the weight binarizer of its base method
+# Where a method that wraps another keeps the weight binarizer of that base method.
+_BASE = "weight_binarizer.base."
 
 
 @dataclass(frozen=True)
-class Change:
-    """What happened to one layer."""
+class LayerSummary:
+    """One layer of a model. ``reason`` is the method that made it binary, or "float"."""
 
     name: str
     kind: str
     weights: int
     binary: bool
     reason: str
+
+
+class ModelSummary(Tabular, list[LayerSummary]):
+    """The layers of a model in order. ``print`` shows a table, and so do rich and notebooks."""
+
+    def table(self, title: str = "") -> Table:
+        """One row per layer, and the totals."""
+        rows = [
+            (layer.name or "(model)", layer.kind, f"{layer.weights:,}", layer.reason)
+            for layer in self
+        ]
+        binary = [layer.weights for layer in self if layer.binary]
+        total = (
+            f"{len(binary)} of {len(self)} layers are binary: {sum(binary):,} of "
+            f"{sum(layer.weights for layer in self):,} weights"
+        )
+        columns = ("layer", "kind", "weights", "method")
+        return Table(columns, rows, ("weights",), title, (total,))
 
 
 def binarize(
@@ -55,16 +74,17 @@ def binarize(
     quiet: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """Turn every ``nn.Conv2d`` and ``nn.Linear`` of ``model`` into its binary layer, in place.
+    """Turn every ``nn.Conv2d`` and ``nn.Linear`` of ``model`` into a binary layer, in place. Returns the model.
 
-    The first convolution and the last linear layer (in the order they are registered) stay float unless
-    ``keep_first_and_last=False``; so does every layer named in ``skip``, by its name or a pattern such
-    as ``"layer1.*"``. Weights, bias, hooks and parameter objects are kept. ``options`` go to the method:
-    ``binarize(model, "lns", base="dorefa", alpha=1)``.
+    method               a method's name, its options as a mapping, or a method
+    skip                 layers that stay float: names, or patterns such as ``"layer1.*"``
+    keep_first_and_last  keep the first convolution and the last linear layer (in the order they are registered) float
+    quiet                print nothing. Otherwise a report says which layers became binary and which stayed float;
+                         :func:`summary` returns the same as a table. Errors and warnings are not silenced
+    options              of the method: ``binarize(model, "dorefa", input_bits=2)``
 
-    Returns the model and prints what became binary and what stayed float (``quiet=True``: does not;
-    :func:`summary` says it again). Refuses, by name, layers it has no binary form for, unless they
-    are in ``skip``.
+    Weights, biases, hooks and parameter objects are kept. A layer without a binary form raises an error that names it,
+    unless it is in ``skip``.
     """
     chosen = get(method, **options) if isinstance(method, str) else resolve(method)
     if options and not isinstance(method, str):
@@ -78,19 +98,19 @@ def binarize(
     _use_no_fast_path(model)
     chosen.adapt(model)
     if not quiet:
-        print(_table(chosen, summary(model)))
+        print(_report(chosen, summary(model)))
     return model
 
 
 def _targets(
     model: nn.Module, skip: tuple[str, ...], keep_first_and_last: bool
 ) -> dict[str, nn.Module]:
-    """name -> layer, for the layers to turn."""
+    """name -> layer, for the layers that become binary."""
     _refuse_already_binary(model)
     if any(not isinstance(s, str) for s in skip):
         raise TypeError(f"skip={skip!r} should be a list of layer names or patterns")
     layers: dict[str, nn.Module] = {
-        # those without a binary form too: left alone they would stay float without a word
+        # also those without a binary form: otherwise they would stay float silently
         n: m
         for n, m in model.named_modules()
         if isinstance(m, MULTIPLYING)
@@ -111,21 +131,21 @@ def _targets(
     if not targets:
         raise ValueError(
             f"nothing to binarize: {type(model).__name__} has {len(layers)} convolution and linear "
-            f"layers ({', '.join(layers) or 'none'}) and all of them are to stay float "
+            f"layers ({', '.join(layers) or 'none'}) and all of them stay float "
             f"(first and last: {', '.join(sorted(kept)) or 'none'}; skip: {list(skip)})"
         )
     return targets
 
 
 def _skipped(name: str, skip: tuple[str, ...]) -> bool:
-    """A pattern also covers everything below the modules it names."""
+    """A pattern also covers all layers inside the modules it names."""
     parts = name.split(".")
     above = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
     return any(fnmatch.fnmatchcase(module, p) for module in above for p in skip)
 
 
 def _first_and_last(model: nn.Module) -> list[nn.Module]:
-    """A layer that is used twice may be both in the middle and last."""
+    """With duplicates: a layer that is used twice may be both in the middle and last."""
     modules = [m for _, m in model.named_modules(remove_duplicate=False)]
     convs = [m for m in modules if isinstance(m, nn.Conv2d)]
     linears = [m for m in modules if isinstance(m, nn.Linear)]
@@ -136,10 +156,12 @@ def _refuse_already_binary(model: nn.Module) -> None:
     for name, layer in binary_layers(model):
         raise ValueError(
             f"layer {name!r} is binary already (method {layer.method}); binarize a float model, and "
-            "take over weights with unflip.load_twin"
+            "copy weights with unflip.load_twin"
         )
     for name, _ in frozen_layers(model):
-        raise ValueError(f"layer {name!r} is frozen: it has no latent weights to train")
+        raise ValueError(
+            f"layer {name!r} is frozen: it has no latent weights to train. Binarize the float model instead"
+        )
 
 
 def _refuse_unsupported(name: str, module: nn.Module) -> None:
@@ -150,14 +172,14 @@ def _refuse_unsupported(name: str, module: nn.Module) -> None:
     elif isinstance(weight, Tensor) and is_lazy(weight):
         reason = "its shape is not known yet; run the model once first"
     elif type(module) not in _BINARY_CLASS:
-        reason = "only nn.Conv2d and nn.Linear themselves have a binary form here"
+        reason = "only nn.Conv2d and nn.Linear, not their subclasses, can be binarized"
         if isinstance(module, nn.Conv1d):
             size = module.kernel_size[0]
             reason += f" (on (N, C, 1, L) an nn.Conv2d with a kernel of (1, {size}) does the same)"
     elif not isinstance(module.weight, nn.Parameter) or "weight" not in module._parameters:
         reason = "its weight is not a parameter (weight_norm? pruning?); make it one first"
     elif "forward" in module.__dict__:
-        reason = "its forward was replaced (by a wrapper?), which would go on computing in float; undo that first"
+        reason = "its forward was replaced (by a wrapper?) and would still compute in float; undo that first"
     elif not module.weight.is_floating_point():
         reason = f"its weight is {module.weight.dtype}, not floating-point"
     else:
@@ -178,46 +200,46 @@ def _binary_twin(name: str, module: nn.Module, method: Method) -> BinaryLayer:
 
 
 def _use_no_fast_path(model: nn.Module) -> None:
-    """In evaluation torch's transformer layer hands the weights of its linear layers to one kernel: the latent ones."""
+    """In evaluation mode torch's transformer layer passes the latent weights of its linear layers to a kernel."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and any(binary_layers(module)):
-            module.activation_relu_or_gelu = 0  # asked for by that path alone
+            module.activation_relu_or_gelu = 0  # only that path reads it
 
 
-def summary(model: nn.Module) -> list[Change]:
-    """What is binary and what is float in a binarized model, in the order of its layers."""
-    changes = []
+def summary(model: nn.Module) -> ModelSummary:
+    """Which layers of a model are binary and which are float, in order. ``print`` shows it as a table."""
+    layers = ModelSummary()
     for name, module in model.named_modules():
         if isinstance(module, (BinaryLayer, FrozenLayer)):
-            reason = str(module.method)
-            changes.append(_change(name, module, True, reason))
+            layers.append(_layer_summary(name, module, True, str(module.method)))
         elif isinstance(module, MULTIPLYING) and not inside_binarizer(name):
-            changes.append(_change(name, module, False, "float"))
-    return changes
+            layers.append(_layer_summary(name, module, False, "float"))
+    return layers
 
 
-def _change(name: str, module: nn.Module, binary: bool, reason: str) -> Change:
-    return Change(name, type(module).__name__, _weights(module), binary, reason)
+def _layer_summary(name: str, module: nn.Module, binary: bool, reason: str) -> LayerSummary:
+    return LayerSummary(name, type(module).__name__, _weights(module), binary, reason)
 
 
 def _weights(module: nn.Module) -> int:
-    """Attention and recurrent layers have several weights, of their own names; biases are vectors."""
+    """Attention and recurrent layers have several weights under other names; biases are vectors."""
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor):
         return 0 if is_lazy(weight) else weight.numel()  # not known yet
     return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
 
 
-def _table(method: Method, changes: list[Change]) -> str:
-    binary = [c for c in changes if c.binary]
-    kept = [c for c in changes if not c.binary]
+def _report(method: Method, layers: ModelSummary) -> str:
+    binary = [layer for layer in layers if layer.binary]
+    kept = [layer for layer in layers if not layer.binary]
     lines = [
-        f"binarized {len(binary)} layers ({sum(c.weights for c in binary):,} weights) with {method}: "
-        + ", ".join(c.name or c.kind for c in binary)
+        f"binarized {len(binary)} layers ({sum(layer.weights for layer in binary):,} weights) with {method}: "
+        + ", ".join(layer.name or layer.kind for layer in binary)
     ]
     if kept:
         lines.append(
-            f"kept float: {', '.join(c.name for c in kept)} ({sum(c.weights for c in kept):,} weights)"
+            f"kept float: {', '.join(layer.name for layer in kept)} "
+            f"({sum(layer.weights for layer in kept):,} weights)"
         )
     return "\n".join(lines)
 
@@ -225,15 +247,16 @@ def _table(method: Method, changes: list[Change]) -> str:
 def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Load the weights of a float twin, or of the same network binarized by another method.
 
-    Everything but the method's own state is taken over and must fit. Works in both directions. Of the
-    method's own state, weight binarizers (LNS's mapping networks, say) stay as they are; what belongs to inputs,
-    activations and shortcuts (ReActNet's shifts) is taken over where the other network has the same. So is what the
-    base method under LNS has learned (ReCU's scales): LNS does not train it, so a warning names what the other
-    network lacks.
+    Works in both directions. All weights outside of the method's state are copied and must fit. Of the method's state:
+
+    - weight binarizers (mapping networks, for instance) stay as they are;
+    - the state of inputs, activations and shortcuts (ReActNet's shifts) is copied if the other network has the same;
+    - so is the learned state of a base method that another method wraps (ReCU's scales). The outer method does not
+      train it, so a warning names what the other network lacks.
     """
     if isinstance(state_dict, nn.Module):
         raise TypeError(
-            f"state_dict is a model ({type(state_dict).__name__}); give its state_dict() instead"
+            f"state_dict is a model ({type(state_dict).__name__}); pass its state_dict() instead"
         )
     _refuse_wrapped(model, state_dict)
     frozen = next(
@@ -241,7 +264,8 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     )
     if frozen:
         raise ValueError(
-            f"the state dict is of a frozen model (it has {frozen!r}): its latent weights are gone"
+            f"the state dict is of a frozen model (it has {frozen!r}): its latent weights are gone. Load the state "
+            "dict from before unflip.freeze"
         )
     state = {k: v for k, v in state_dict.items() if not inside_binarizer(k)}
     own = {k: v for k, v in model.state_dict().items() if inside_binarizer(k)}
@@ -256,28 +280,28 @@ WRAPPERS = {"module.": "DistributedDataParallel or DataParallel", "_orig_mod.": 
 
 
 def _refuse_wrapped(model: nn.Module, state_dict: object) -> None:
-    """What a checkpoint of someone's own often is instead of a state dict; torch would list every name twice."""
+    """Refuse what custom checkpoints often hold instead of a state dict; torch would list every name twice."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(
-            f"state_dict is {state_dict!r:.80} and should be names and tensors, as torch.load(file, weights_only=True) "
-            "or safetensors.torch.load_file(file) reads them"
+            f"state_dict is {state_dict!r:.80}; it should map names to tensors, as torch.load(file, weights_only=True) "
+            "or safetensors.torch.load_file(file) return them"
         )
     inside = [key for key, value in state_dict.items() if isinstance(value, Mapping)]
     if inside:
         which = " or ".join(f"state_dict[{key!r}]" for key in inside)
-        raise ValueError(f"state_dict holds a state dict and more: give {which}")
+        raise ValueError(f"state_dict holds a state dict and more: pass {which}")
     for prefix, wrapper in WRAPPERS.items():
         every = bool(state_dict) and all(key.startswith(prefix) for key in state_dict)
         if every and not any(key.startswith(prefix) for key in model.state_dict()):
             raise ValueError(
-                f"every name in state_dict begins with {prefix!r}, as {wrapper} has them: give "
+                f"every name in state_dict begins with {prefix!r}, which {wrapper} adds: pass "
                 f"{{k.removeprefix({prefix!r}): v for k, v in state_dict.items()}}"
             )
 
 
 def _in_twin(key: str, own: Tensor, state_dict: Mapping[str, Tensor]) -> Tensor | None:
-    """What the twin has for a part of the method's own state; None where that stays as it is."""
-    if _BASE in key:  # of another LNS, or of the base method by itself
+    """The twin's tensor for an entry of the method's state; None if the entry stays as it is."""
+    if _BASE in key:  # the twin may be wrapped too, or have the base method alone
         places = [key, key.replace(_BASE, "weight_binarizer.")]
     else:
         places = [] if "weight_binarizer" in key.split(".") else [key]
@@ -288,15 +312,16 @@ def _in_twin(key: str, own: Tensor, state_dict: Mapping[str, Tensor]) -> Tensor 
 def _warn_of_bases(keys: list[str]) -> None:
     if keys:
         warnings.warn(
-            f"the state dict has nothing that fits {', '.join(keys)}: the base method under LNS has learned state that "
-            "LNS does not train, and it stays as it is. Take it from a network trained with the base method.",
+            f"the state dict has nothing that fits {', '.join(keys)}: this state of the base method is learned, and "
+            "the method around it does not train it, so it stays as it is. Load it from a network trained with the "
+            "base method.",
             stacklevel=3,
         )
 
 
 @torch.no_grad()
 def signs(model: nn.Module) -> dict[str, Tensor]:
-    """The signs of every binary layer, as int8; what :func:`flip_rate` compares."""
+    """The signs of every binary layer, as int8: :func:`flip_rate` compares them."""
     layers: list[tuple[str, BinaryLayer | FrozenLayer]] = []
     layers += binary_layers(model)
     layers += frozen_layers(model)
@@ -331,5 +356,7 @@ def flips_by_layer(
                 f"layer {name!r} has signs of shape {tuple(old[name].shape)} before and "
                 f"{tuple(new[name].shape)} after; both should be the same network"
             )
-    flipped = torch.stack([(old[n] != new[n]).sum() for n in old]).tolist()  # a GPU is asked once
+    flipped = torch.stack(
+        [(old[n] != new[n]).sum() for n in old]
+    ).tolist()  # one transfer from a GPU
     return {n: (count, new[n].numel()) for n, count in zip(old, flipped, strict=True)}

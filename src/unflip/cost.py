@@ -1,11 +1,11 @@
-"""Memory in bits and FLOPs, counted as the LNS paper and the papers it compares with count them.
+"""Memory in bits and FLOPs, counted as papers on 1-bit networks count them (e.g. Han et al., ICML 2020).
 
-Memory  a binary weight is 1 bit (a bit for each of its bases), everything else the model keeps after
-        freezing is 32: scales, offsets, float weights, biases, BatchNorm's two parameters, PReLU slopes.
-        BatchNorm's running statistics are left out, as in the papers' figures.
-FLOPs   multiplications of convolutions and linear layers for one input: a float one counts 1, a 1-bit
-        one 1/64 (a 64-bit word of XNOR and POPCOUNT), times the bit planes of the input and the bases
-        of the weight. With binary weights and float inputs only additions remain: 1/2.
+Memory  A binary weight is 1 bit per base. Every other number that the model keeps after freezing is 32 bits:
+        scales, offsets, float weights, biases, BatchNorm's two parameters, PReLU slopes. BatchNorm's running
+        statistics are left out, as in the papers' figures.
+FLOPs   Multiplications of convolutions and linear layers for one input. A float one counts 1. A 1-bit one counts
+        1/64 (a 64-bit word of XNOR and POPCOUNT) per bit plane of the input and base of the weight. With binary
+        weights and float inputs only additions remain: 1/2.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from unflip.layers import (
     inside_binarizer,
     warn_idle,
 )
+from unflip.tables import Table, Tabular
 
 COUNTED = (nn.modules.conv._ConvNd, nn.Linear)
 
@@ -35,27 +36,51 @@ class LayerCost:
 
     name: str
     kind: str
-    weight_bits: int  # bits a weight
+    weight_bits: int  # bits per weight
     input_bits: int
-    memory_bits: int  # weights, scales and bias; tied ones are the first layer's
+    memory_bits: int  # weights, scales and bias; tied weights count for the first layer
     macs: int
     flops: float
 
 
 @dataclass(frozen=True)
-class Cost:
-    """A whole model; ``memory_bits`` includes what no layer of ``layers`` holds (BatchNorm, PReLU)."""
+class Cost(Tabular):
+    """A whole model. ``memory_bits`` includes parameters outside of ``layers`` (BatchNorm, PReLU).
+
+    ``print`` shows a table, and so do rich and notebooks.
+    """
 
     memory_bits: int
     flops: float
     layers: tuple[LayerCost, ...]
 
+    def table(self, title: str = "") -> Table:
+        """One row per layer, and the totals."""
+        numbers = ("weight bits", "input bits", "Kbit", "M MACs", "M FLOPs")
+        rows = [
+            (
+                layer.name or "(model)",
+                layer.kind,
+                str(layer.weight_bits),
+                str(layer.input_bits),
+                f"{layer.memory_bits / 1e3:,.1f}",
+                f"{layer.macs / 1e6:,.2f}",
+                f"{layer.flops / 1e6:,.2f}",
+            )
+            for layer in self.layers
+        ]
+        total = (
+            f"memory {self.memory_bits / 1e6:,.2f} Mbit ({self.memory_bits / 2**20:,.1f} Mibit, "
+            f"{self.memory_bits / 8e6:,.2f} MB)   FLOPs {self.flops / 1e6:,.1f} M"
+        )
+        return Table(("layer", "kind", *numbers), rows, numbers, title, (total,))
+
 
 def cost(model: nn.Module, example_input: Tensor) -> Cost:
     """Count ``model`` on one image of ``example_input``'s shape (its batch size does not matter).
 
-    Warns, by name, of layers that multiply with weights in a way it does not count, and of binary layers that the
-    forward pass does not call.
+    Warns, by name, about layers whose multiplications it cannot count, and about binary layers that the forward pass
+    does not call.
     """
     _check_batch(example_input)
     macs = _macs(model, example_input[:1])
@@ -82,16 +107,16 @@ def _check_batch(example_input: Any) -> None:
         )
     if example_input.dim() == 0 or len(example_input) == 0:
         raise ValueError(
-            f"example_input of shape {tuple(example_input.shape)} should be a batch of one or more"
+            f"example_input of shape {tuple(example_input.shape)} should be a batch of one image or more"
         )
 
 
 def _parameters_beside(model: nn.Module, layers: set[str], counted: set[Tensor]) -> int:
-    """How many numbers the model keeps that no counted layer holds; a parameter of two names is one."""
+    """How many numbers the model keeps outside of counted layers; a parameter with two names counts once."""
     dropped = _dropped_when_frozen(model)
     rest: set[Tensor] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        # what a parametrization makes a weight of is there only until it is removed
+        # the parameters of a parametrization exist only until it is removed
         owner, computed, _ = f".{name}".partition(".parametrizations.")
         held = name.rpartition(".")[0] in layers or (computed and owner[1:] in layers)
         if not held and parameter not in dropped:
@@ -104,7 +129,7 @@ def _binary(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _dropped_when_frozen(model: nn.Module) -> set[nn.Parameter]:
-    """Parameters of the method that only training needs."""
+    """The method's parameters that only training needs."""
     dropped: set[nn.Parameter] = set()
     for _, layer in binary_layers(model):
         dropped |= {*layer.weight_binarizer.parameters(), *layer.input_binarizer.parameters()}
@@ -187,19 +212,19 @@ def _layer_cost(name: str, module: nn.Module, macs: int, counted: set[Tensor]) -
         input_bits=input_bits,
         memory_bits=bits + 32 * floats,
         macs=macs,
-        flops=macs * _flops_a_mac(weight_bits, input_bits),
+        flops=macs * _flops_per_mac(weight_bits, input_bits),
     )
 
 
 def _new(tensor: Tensor, counted: set[Tensor]) -> int:
-    """Its numbers, unless they are counted already."""
+    """How many numbers it has; 0 if they were counted before."""
     if tensor in counted:
         return 0
     counted.add(tensor)
     return tensor.numel()
 
 
-def _flops_a_mac(weight_bits: int, input_bits: int) -> float:
+def _flops_per_mac(weight_bits: int, input_bits: int) -> float:
     if weight_bits == 32:
         return 1.0
     if input_bits == 32:

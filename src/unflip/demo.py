@@ -25,11 +25,10 @@ from unflip.freeze import freeze
 from unflip.packing.file import read
 from unflip.packing.images import pack_for
 from unflip.packing.reference import evaluate
-from unflip.runs import checkpoint as checkpoints
-from unflip.runs.files import read_metrics
-from unflip.train.learner import build_model, model_state
-from unflip.train.loop import train
-from unflip.train.recipe import Recipe, load_recipe
+from unflip.recipes import Recipe, load_recipe
+from unflip.runs import Run
+from unflip.runs.files import write_atomically
+from unflip.train import RunOptions, train
 
 RECIPES = ("digits-float", "digits-dorefa", "digits-finetune", "digits-lns")
 LABELS = ("float network", "binary baseline (DoReFa)", "fine-tuning", "LNS")
@@ -46,7 +45,7 @@ class Trained:
     model: nn.Module
     result: dict[str, Any]
     cost: Cost
-    folder: Path
+    run: Run
 
 
 def run_demo(out: Path) -> None:
@@ -68,7 +67,7 @@ def run_demo(out: Path) -> None:
 def _forget_finished(out: Path) -> None:
     """A finished demo is run afresh; an interrupted one goes on."""
     folders = [out / name for name in RECIPES]
-    if all((folder / "seed-0" / "result.json").exists() for folder in folders):
+    if all(Run.of_seed(folder, 0).finished for folder in folders):
         for folder in folders:
             shutil.rmtree(folder)
 
@@ -76,13 +75,11 @@ def _forget_finished(out: Path) -> None:
 def _train(name: str, label: str, data: ImageSet, out: Path) -> Trained:
     recipe = load_recipe(name)
     start = out / recipe.start if recipe.start else None
-    [result] = train(recipe, data, out / name, start=start, device="cpu")
-    folder = out / name / "seed-0"
-    saved = checkpoints.load_usable(folder)
-    model = build_model(recipe, data, seed=0)
-    model.load_state_dict(model_state(saved.tensors))
+    options = RunOptions(device="cpu")
+    [result] = train(recipe, data, out / name, start=start, options=options)
+    model = unflip.load_run(out / name)
     counted = cost(model, torch.from_numpy(data.test_images[:1]).float())
-    return Trained(label, recipe, model.eval(), result, counted, folder)
+    return Trained(label, recipe, model, result, counted, Run.of_seed(out / name, 0))
 
 
 def _print_comparison(trained: list[Trained], images: int) -> None:
@@ -135,7 +132,7 @@ def _save_frozen(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -
         data_bytes = safetensors.torch.save(
             {k: v.contiguous() for k, v in model.state_dict().items()}
         )
-        checkpoints.write_atomically(path, data_bytes)
+        write_atomically(path, data_bytes)
     small, large = (path.stat().st_size for path in paths)
     console.print(
         f"\nFrozen LNS network: {out / 'digits-lns.safetensors'}, {small:,} bytes (the float twin: "
@@ -205,7 +202,7 @@ def draw_curves(trained: list[Trained], path: Path) -> Path:
         ("flip_rate", "signs flipped in the epoch, %"),
     )
     for number, one in enumerate(trained):
-        lines = read_metrics(one.folder / "metrics.jsonl")
+        lines = one.run.metrics
         before = trained[1].recipe.epochs if one.recipe.start else 0  # goes on from the baseline
         for axis, (key, _) in zip(axes, keys, strict=True):
             if key in lines[0]:

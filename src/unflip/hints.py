@@ -1,7 +1,33 @@
-"""Error messages that name the nearest right answer."""
+"""Error messages that name the nearest right answer, or the command that installs what is missing."""
 
 import difflib
 from collections.abc import Iterable
+
+# Package, as it is imported -> the extra that installs it.
+EXTRAS = {
+    "torch": "train",
+    "pydantic": "train",
+    "yaml": "train",
+    "sklearn": "train",
+    "matplotlib": "train",
+    "tensorboard": "tensorboard",
+    "onnx": "onnx",
+    "ray": "ray",
+}
+
+
+class Foreseen(Exception):
+    """An error whose message says all a person needs. The command line prints it as one line, without a traceback."""
+
+
+class NotInstalled(Foreseen, ModuleNotFoundError):
+    """A package that an extra installs is missing; the message says how to install it."""
+
+    def __init__(self, what: str, package: str) -> None:
+        super().__init__(
+            f"{what} needs {package}, which is not installed. pip install 'unflip[{EXTRAS[package]}]'",
+            name=package,
+        )
 
 
 def known(value: str, choices: Iterable[str], what: str) -> str:

@@ -11,36 +11,44 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from unflip.hints import Foreseen
 
-class ModuleMissing(ImportError):
-    """A module that is not there. No ValueError: pydantic would go on, and complain of every name it makes known."""
+
+class ModuleMissing(Foreseen, ImportError):
+    """A module that does not exist. Not a ValueError: pydantic would continue, and report every name it registers."""
 
 
 def use(name: str) -> ModuleType:
     """Import a module; its ``@register``, ``@register_model`` and ``@register_data`` make known what is in it.
 
-    It is looked for where Python looks, and in the folder that the command is given in: the ``unflip`` command, unlike
-    ``python -m unflip``, does not look there by itself.
+    Python looks for it in its search path, and then in the current folder: the ``unflip`` command, unlike
+    ``python -m unflip``, does not look there by default.
     """
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) or name.endswith(".py"):
         stem = Path(name).stem
         raise ModuleMissing(
-            f"uses {name!r}, which should be a module's name as in 'import NAME': {stem!r} for {stem}.py"
+            f"uses: {name!r} is not a module's name, as in 'import NAME'; for {stem}.py write {stem!r}"
         )
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last: no file here hides an installed module
+        sys.path.append(here)  # last, so that no file here hides an installed module
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and lacks something itself
+            raise  # the module exists; something it imports is missing
         raise ModuleMissing(
-            f"uses {name!r}, and there is no such module in {here} or where Python looks (PYTHONPATH)"
+            f"uses: module {name!r} was not found in {here} or in Python's search path (PYTHONPATH)"
         ) from None
     except (ValueError, TypeError) as error:  # one line would not show where
         raise ImportError(f"module {name!r} fails when it is imported: {error}") from error
+
+
+def code_hash(name: str) -> str | None:
+    """SHA-256 of the module's file; None if it has none."""
+    path = getattr(use(name), "__file__", None)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None
 
 
 def same_definition(old: Any, new: Any) -> bool:

@@ -48,7 +48,7 @@ def test_what_is_no_run_is_refused(run, unflip, tmp_path):
     assert "has several seeds (seed-0, seed-1): name one of them" in several.err
     nothing = unflip("pack", tmp_path, "-o", tmp_path / "x.unflip")
     assert nothing.code == 1
-    assert "is no run" in nothing.err
+    assert "is not a run" in nothing.err
     assert not (tmp_path / "x.unflip").exists()
     (tmp_path / "y.unflip").write_bytes(b"12345678")
     broken = unflip("show", tmp_path / "y.unflip")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unflip.cli.deploy import pack
+from unflip.cli.pack import pack
 from unflip.data import ImageSet
 from unflip.report.read import ReportError, read_run
 from unflip.runs import checkpoint as checkpoints

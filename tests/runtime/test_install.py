@@ -1,34 +1,40 @@
-"""What is there without torch, without the native part, and for C programs."""
+"""What works without torch, without the native part, and from C."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import unflip
+from unflip import hints
 from unflip.runtime import _native
 
 Files = dict[str, Path]
 
-NO_TORCH = """
+MISSING = """
 import sys
 
-class NoTorch:
+class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "safetensors"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name.split(".")[0] in {packages}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
-sys.meta_path.insert(0, NoTorch())
+sys.meta_path.insert(0, Missing())
 """
+EXTRAS = ("torch", "yaml", "sklearn", "matplotlib", "onnx", "ray", "tensorboard")
 
 
 def python(script: str, *arguments: Any, flags: tuple[str, ...] = (), **environment: str) -> str:
@@ -40,6 +46,98 @@ def python(script: str, *arguments: Any, flags: tuple[str, ...] = (), **environm
     return done.stdout
 
 
+def base_install(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    """The ``unflip`` command where only the base dependencies are installed: the packages of all extras are missing."""
+    script = f"{MISSING.format(packages=EXTRAS)}\nfrom unflip.__main__ import main\nmain()"
+    words = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_extras_are_named_as_pyproject_has_them(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert set(hints.EXTRAS) == {*EXTRAS, "pydantic"}  # typer needs pydantic, so it is always installed
+    packages = {"yaml": "pyyaml", "sklearn": "scikit-learn"}
+    for package, extra in hints.EXTRAS.items():
+        listed = {name(line) for line in project["optional-dependencies"][extra]}
+        assert packages.get(package, package) in listed
+    base = {name(line) for line in project["dependencies"]}
+    assert base == {"numpy", "safetensors", "typer", "rich", "pillow"}
+
+
+def name(requirement: str) -> str:
+    return re.split(r"[^\w-]", requirement)[0]
+
+
+def test_packed_networks_with_the_base_install(files: Files, tmp_path: Path) -> None:
+    network = files["residual"]
+    shown = base_install("show", network)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "(verified)" in shown.stdout
+    timed = base_install("bench", network, "--runs", 1)
+    assert (timed.returncode, timed.stderr) == (0, "")
+    assert "median" in timed.stdout
+    draw_images(tmp_path, unflip.load(network))
+    predicted = base_install("predict", network, next(tmp_path.rglob("*.png")))
+    assert (predicted.returncode, predicted.stderr) == (0, "")
+    assert "cat" in predicted.stdout
+
+
+def test_evaluate_with_the_base_install(files: Files, tmp_path: Path) -> None:
+    model = unflip.load(files["residual"])
+    draw_images(tmp_path, model)
+    done = base_install("evaluate", files["residual"], "folder", "--data", tmp_path, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["images"] == len(model.labels or ())
+
+
+def draw_images(folder: Path, model: unflip.Model) -> None:
+    """A data set of one image per class and part, in the model's size."""
+    _, height, width = model.input_shape
+    random = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for label in model.labels or ():
+            pixels = random.integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+            (folder / part / label).mkdir(parents=True)
+            Image.fromarray(pixels).save(folder / part / label / "0.png")
+
+
+def test_runs_with_the_base_install(tmp_path: Path) -> None:
+    folder = tmp_path / "seed-0"
+    folder.mkdir()
+    saved = {"recipe": {"name": "tiny", "epochs": 2}, "seed": 0}
+    (folder / "recipe.json").write_text(json.dumps(saved))
+    (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "accuracy": 12.5}) + "\n")
+    done = base_install("runs", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].split()[1:] == [
+        "tiny",
+        "0",
+        "interrupted",
+        "1/2",
+        "12.50",
+        "%",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["train", "digits-dorefa"], "training needs torch, which is not installed. {train}"),
+        (["demo"], "the demo needs torch, which is not installed. {train}"),
+        (["study", "--help"], "a study needs torch, which is not installed. {train}"),
+        (["recipes"], "reading recipes needs yaml, which is not installed. {train}"),
+        (["report", "."], "a report needs yaml, which is not installed. {train}"),
+        (["export", "x.unflip"], "writing ONNX files needs onnx, which is not installed. {onnx}"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_commands_say_what_to_install(command: list[str], says: str) -> None:
+    done = base_install(*command)
+    install = {extra: f"pip install 'unflip[{extra}]'" for extra in ("train", "onnx")}
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"unflip: {says.format(**install)}\n"
+
+
 def test_a_model_runs_where_there_is_no_torch(files: Files) -> None:
     script = """
     import numpy as np, unflip
@@ -48,10 +146,12 @@ def test_a_model_runs_where_there_is_no_torch(files: Files) -> None:
     try:
         unflip.binarize
     except ModuleNotFoundError as error:
-        print(error.name)
+        print(error.name, error)
     """
-    out = python(NO_TORCH + textwrap.dedent(script), files["residual"])
-    assert out.splitlines() == ["(2, 4) True", "torch"]
+    missing = MISSING.format(packages=(*EXTRAS, "safetensors", "pydantic", "typer", "rich", "PIL"))
+    out = python(missing + textwrap.dedent(script), files["residual"])
+    says = "unflip.binarize needs torch, which is not installed. pip install 'unflip[train]'"
+    assert out.splitlines() == ["(2, 4) True", f"torch {says}"]
 
 
 def test_importing_unflip_imports_little() -> None:
@@ -102,7 +202,7 @@ def test_the_source_tree_without_the_native_part(root: Path, files: Files) -> No
 def test_the_command_says_so_in_one_line(
     files: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from unflip.cli.predict import _loaded
+    from unflip.cli.packed import _loaded
 
     monkeypatch.setitem(sys.modules, "unflip.runtime._native", None)
     monkeypatch.delattr("unflip.runtime._native")

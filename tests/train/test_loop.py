@@ -200,7 +200,7 @@ def test_a_signal_saves_first(
     process = start(*command, step_seconds=0.05)
     process.wait_for(lambda: epochs_written(folder) >= 1)
     assert process.send(what).code == 130
-    assert "run the same command to go on" in process.err
+    assert "run the same command to resume" in process.err
     assert "Traceback" not in process.err
     epoch, step = checkpoints.available(folder)[-1]
     assert epoch >= 1

@@ -203,9 +203,9 @@ def test_a_recipe_brings_its_modules_into_another_process(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "uses 'nowhere', and there is no such module in .*PYTHONPATH"),
-        ("mine.py", "'mine' for mine.py"),
-        ("../mine.py", "'mine' for mine.py"),
+        ("nowhere", "uses: module 'nowhere' was not found in .*PYTHONPATH"),
+        ("mine.py", "for mine.py write 'mine'"),
+        ("../mine.py", "for mine.py write 'mine'"),
     ],
 )
 def test_a_module_that_is_not_there_is_the_only_complaint(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from unflip.cli.app import app
+from unflip.cli.app import app, needs
 
 
-@app.command()
+@app.command(epilog="Example: unflip report runs/ablation -o report.html")
 def report(
     sources: Annotated[
         list[Path], typer.Argument(metavar="RUN_OR_STUDY...", help="Folders of runs or studies.")
@@ -19,14 +19,14 @@ def report(
     baseline: Annotated[
         Path | None,
         typer.Option(
-            help="Run whose signs the given runs' are compared with. Default: what the recipe starts from."
+            help="Run to compare the signs with. Default: the run that the recipe starts from."
         ),
     ] = None,
     filters: Annotated[
-        int, typer.Option(min=0, help="Filters of each layer shown weight by weight.")
+        int, typer.Option(min=0, help="Filters per layer that are shown weight by weight.")
     ] = 8,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-    date: Annotated[str | None, typer.Option(help="Shown as the page's date.")] = None,
+    date: Annotated[str | None, typer.Option(help="Date on the page.")] = None,
     keep_signs: Annotated[
         bool,
         typer.Option(
@@ -35,7 +35,11 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Write tables, curves and changed signs of studies and runs as one HTML file that opens offline."""
+    """Write studies and runs as one HTML page.
+
+    The page has tables, curves and changed signs, and opens offline.
+    """
+    needs("a report", "yaml")
     from unflip.report import report_data, write_report
 
     data = report_data(

@@ -3,77 +3,90 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from unflip import methods, models
-from unflip.cli.app import app
-from unflip.hints import known
-from unflip.study.paper import EXPERIMENTS, Experiment
-from unflip.study.study import Study, run_study, write_tables
-from unflip.train.recipe import load_recipe
+from unflip.cli.app import app, needs
+from unflip.cli.options import Data, Device, EvaluateEvery
 
-GPU_AT_ONCE = 10  # runs in one captured graph: enough to keep a large GPU busy with small networks
+if TYPE_CHECKING:
+    from unflip.study.experiment import Experiment
+    from unflip.study.study import Study
+
+
+class StudyGroup(TyperGroup):
+    """Adds the paper's experiments when ``unflip study`` is called: reading them imports packages of [train]."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        self.commands.update(_experiments())
+        return super().make_context(*arguments, **settings)
+
 
 study = typer.Typer(
-    help="Studies: many runs as one resumable piece of work. The same command goes on where it was killed; what is "
-    "finished is not run again.",
+    cls=StudyGroup,
+    help="Studies: many runs as one resumable piece of work. The same command resumes a study that was stopped; "
+    "finished runs are not repeated.",
+    epilog="Example: unflip study compare digits-dorefa digits-float --seeds 3",
     no_args_is_help=True,
 )
 app.add_typer(study, name="study")
 
-Data = Annotated[Path | None, typer.Option(help="Folder of the images.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there.")]
 Engine = Annotated[
     str,
     typer.Option(
-        help="together: this process, runs side by side. pool: --workers processes, each with an arm or more; on a GPU "
-        "they compile at the same time and take turns to train. ray: the same on a Ray cluster."
+        help="together: this process, runs side by side. pool: --workers processes, each with one arm or more; on a "
+        "GPU they compile at the same time and take turns to train. ray: the same on a Ray cluster."
     ),
 ]
 WorkerCount = Annotated[
     int, typer.Option(min=1, help="Processes at once, with --engine pool or ray.")
 ]
-EvaluateEvery = Annotated[
-    int, typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last.")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--override",
-        help="field=value for every arm's recipe, e.g. model.width=4 (repeat for more). What an arm is about stays.",
+        metavar="FIELD=VALUE",
+        help="field=value for every arm's recipe, e.g. model.width=4 (repeat for more). Fields in which the arms "
+        "differ are not changed.",
     ),
 ]
-
-
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0..N-1 of every arm.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option(help="Only this arm, and what it starts from (repeat for more)."),
+    typer.Option(help="Only this arm, and the arms it starts from (repeat for more)."),
 ]
 EpochsScale = Annotated[float, typer.Option(help="Multiplies the epochs of every recipe.")]
 Teacher = Annotated[
-    Path | None, typer.Option(help="Finished run that arms which distill learn from.")
+    Path | None, typer.Option(help="Finished run to learn from, for arms that distill.")
 ]
 TablesOnly = Annotated[
     bool,
-    typer.Option("--tables-only", help="Tables and figures of what is finished; train nothing."),
+    typer.Option("--tables-only", help="Tables and figures of the finished runs; train nothing."),
 ]
 AtOnce = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Runs side by side in one process. Default: the seeds of one arm; with --engine together on a GPU "
-        f"{GPU_AT_ONCE}.",
+        help="Runs side by side in one process. Default: the seeds of one arm; with --engine together on a GPU 10.",
     ),
 ]
 
 
-def _add(experiment: Experiment) -> None:
-    """Every experiment of the paper is a command, all with the same options."""
+def _experiments() -> dict[str, Any]:
+    """name -> command. Every experiment of the paper is a command, all with the same options."""
+    needs("a study", "torch")
+    from unflip.study.paper import EXPERIMENTS
 
+    group = typer.Typer(rich_markup_mode=None)
+    for experiment in EXPERIMENTS.values():
+        group.command(experiment.name, help=experiment.help())(_command(experiment))
+    return dict(get_group(group).commands)
+
+
+def _command(experiment: Experiment) -> Any:
     def command(
         seeds: Seeds = 5,
         only: Only = None,
@@ -82,14 +95,14 @@ def _add(experiment: Experiment) -> None:
         baseline: Annotated[
             Path | None,
             typer.Option(
-                help="Folder with a finished baseline's seed-0, seed-1, ..., instead of training one."
+                help="Folder with a finished baseline (seed-0, seed-1, ...) to use instead of training one."
             ),
         ] = None,
         teacher: Teacher = None,
         tables_only: TablesOnly = False,
         data: Data = None,
         out: Annotated[
-            Path | None, typer.Option(help="Where runs and table go. Default: runs/STUDY.")
+            Path | None, typer.Option(help="Folder of the runs and the table. Default: runs/STUDY.")
         ] = None,
         device: Device = None,
         engine: Engine = "together",
@@ -106,50 +119,42 @@ def _add(experiment: Experiment) -> None:
             teacher=teacher,
             tables_only=tables_only,
         )
-        _run(chosen, data, only, tables_only, engine, device, workers, at_once, evaluate_every)
+        if tables_only:
+            _tables(chosen, only)
+        else:
+            where = {"name": engine, "workers": workers, "at_once": at_once}
+            _run(chosen, data, only, where, {"device": device, "evaluate_every": evaluate_every})
 
-    command.__doc__ = experiment.help()
-    study.command(experiment.name)(command)
+    return command
+
+
+def _tables(chosen: Study, only: list[str] | None) -> None:
+    """Write and print the table of what is finished."""
+    from unflip.study.runner import write_tables
+
+    if only:
+        raise ValueError(
+            "--tables-only shows every arm that has runs and trains none: leave out --only"
+        )
+    write_tables(chosen)
+    _show(chosen.out)
 
 
 def _run(
     chosen: Study,
     data: Path | None,
     only: list[str] | None,
-    tables_only: bool,
-    engine: str,
-    device: str | None,
-    workers: int,
-    at_once: int | None,
-    evaluate_every: int,
+    engine: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
-    """Train what is left of a study, or only write its tables; print the table."""
-    if only and tables_only:
-        raise ValueError(
-            "--tables-only shows every arm that has runs, and trains none: leave out --only"
-        )
-    if tables_only:
-        write_tables(chosen)
-        _show(chosen.out)
-        return
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    if at_once is None and engine == "together" and on_gpu:
-        at_once = GPU_AT_ONCE
+    """Train the unfinished runs of a study; print the table."""
+    from unflip.study.runner import StudyEngine, run_study
+    from unflip.train import RunOptions
+
     run_study(
-        chosen,
-        data,
-        only=only or [],
-        engine=engine,
-        device=device,
-        workers=workers,
-        at_once=at_once,
-        evaluate_every=evaluate_every,
+        chosen, data, only=only or [], engine=StudyEngine(**engine), options=RunOptions(**options)
     )
     _show(chosen.out)
-
-
-for _experiment in EXPERIMENTS.values():
-    _add(_experiment)
 
 
 def _show(out: Path) -> None:
@@ -157,7 +162,10 @@ def _show(out: Path) -> None:
     print(f"in {out}")
 
 
-@study.command("compare")
+@study.command(
+    "compare",
+    epilog="Example: unflip study compare digits-dorefa digits-finetune --seeds 3 --epochs-scale 0.5",
+)
 def compare_recipes(
     recipes: Annotated[
         list[str],
@@ -170,17 +178,21 @@ def compare_recipes(
     teacher: Teacher = None,
     tables_only: TablesOnly = False,
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path(
+        "runs/compare"
+    ),
     device: Device = None,
     engine: Engine = "together",
     workers: WorkerCount = 2,
     evaluate_every: EvaluateEvery = 1,
     at_once: AtOnce = None,
 ) -> None:
-    """Train recipes of your own for the same seeds, and write one table with tests: the others against the first.
+    """Train recipes for the same seeds and compare them.
 
-    A recipe that one of them starts from is trained too, before it.
+    Writes one table with statistical tests of the others against the first. If one of them starts from another
+    recipe, that is trained first.
     """
+    needs("a study", "torch")
     from unflip.study.compare import compare
 
     chosen = compare(
@@ -191,35 +203,50 @@ def compare_recipes(
         epochs_scale=epochs_scale,
         teacher=teacher,
     )
-    _run(chosen, data, only, tables_only, engine, device, workers, at_once, evaluate_every)
+    if tables_only:
+        _tables(chosen, only)
+    else:
+        where = {"name": engine, "workers": workers, "at_once": at_once}
+        _run(chosen, data, only, where, {"device": device, "evaluate_every": evaluate_every})
 
 
-@study.command("methods")
+@study.command(
+    "methods",
+    epilog="Example: unflip study methods --recipe digits-dorefa --epochs 5 --only dorefa --only xnor",
+)
 def compare_methods(
-    epochs: Annotated[int, typer.Option(min=1, help="The same for every method.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs, the same for every method.")],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1, side by side.")] = 3,
     recipe: Annotated[
-        str, typer.Option(help="What to train; its method is replaced.")
+        str, typer.Option(help="Recipe to train; its method is replaced.")
     ] = "cifar10-resnet20-dorefa",
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this method (repeat for more); others that are finished stay in the table."
+            help="Only this method (repeat for more); finished runs of others stay in the table."
         ),
     ] = None,
     override: Overrides = None,
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/methods"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path(
+        "runs/methods"
+    ),
     device: Device = None,
     engine: Engine = "together",
     workers: WorkerCount = 2,
 ) -> None:
-    """Train every method on the same recipe and seeds, and write one table.
+    """Train every method on the same recipe and seeds.
 
-    On a GPU, --engine pool --workers 4 compiles four methods at the same time while one trains; seconds per epoch are
-    medians, and no two methods train at once.
+    On a GPU, --engine pool --workers 4 compiles four methods at the same time. Only one method trains at a time;
+    seconds per epoch are medians.
     """
+    needs("a study", "torch")
+    from unflip import models
+    from unflip.hints import known
+    from unflip.recipes import load_recipe
     from unflip.study.methods import compared, study_methods
+    from unflip.study.runner import StudyEngine
+    from unflip.train import RunOptions
 
     chosen = load_recipe(recipe, [*(override or []), f"epochs={epochs}"])
     models.check_names(chosen.model.name, chosen.model.options)
@@ -232,39 +259,48 @@ def compare_methods(
         out,
         names=names,
         seeds=seeds,
-        engine=engine,
-        workers=workers,
-        device=device,
+        engine=StudyEngine(engine, workers),
+        run_options=RunOptions(device),
         overrides=override or [],
         source=recipe,
     )
     _show(out)
 
 
-@study.command("autobnn")
+@study.command(
+    "autobnn",
+    epilog="Example: unflip study autobnn --recipe digits-dorefa --epochs 2 --generations 3",
+)
 def search_widths(
-    epochs: Annotated[int, typer.Option(min=1, help="Of each candidate's training.")],
-    generations: Annotated[int, typer.Option(min=0, help="After the first population.")] = 5,
-    population: Annotated[int, typer.Option(min=2, help="Candidates a generation.")] = 8,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs per candidate.")],
+    generations: Annotated[int, typer.Option(min=0, help="Generations after the first.")] = 5,
+    population: Annotated[int, typer.Option(min=2, help="Candidates per generation.")] = 8,
     budget: Annotated[
-        float, typer.Option(help="Most FLOPs, over those of the recipe's own network.")
+        float, typer.Option(help="Most FLOPs, as a multiple of those of the recipe's network.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search; training has seed 0.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search; training uses seed 0.")] = 0,
     recipe: Annotated[
-        str, typer.Option(help="What to train; its method is replaced.")
+        str, typer.Option(help="Recipe to train; its method is replaced.")
     ] = "cifar10-resnet20-dorefa",
-    method: Annotated[str, typer.Option(help="What binarizes the candidates.")] = "autobnn",
+    method: Annotated[str, typer.Option(help="Method that binarizes the candidates.")] = "autobnn",
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Where runs and table go.")] = Path("runs/autobnn"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path(
+        "runs/autobnn"
+    ),
     device: Device = None,
 ) -> None:
-    """Search the widths of a network under a FLOPs budget by evolution, and write one table."""
+    """Search the widths of a network by evolution.
+
+    Candidates stay under a budget of FLOPs. The result is one table.
+    """
+    needs("a study", "torch")
+    from unflip import methods
+    from unflip.recipes import load_recipe
     from unflip.study.autobnn import Search
     from unflip.study.autobnn import search_widths as evolve
 
     replaced = methods.resolve(method).options()
     chosen = load_recipe(recipe, [f"epochs={epochs}"]).model_copy(update={"method": replaced})
     search = Search(population, generations, budget, seed=seed)
-    images = chosen.data.load(data)
-    evolve(chosen, images, out, search=search, device=device)
+    evolve(chosen, chosen.data.load(data), out, search=search, device=device)
     _show(out)

@@ -1,9 +1,10 @@
-"""Networks as the papers have them; every module in this folder registers its own."""
+"""Networks as the papers publish them. Every module in this folder registers its networks."""
 
 from unflip.models.alexnet import alexnet
 from unflip.models.base import (
     all_options,
     binary_twin,
+    builder,
     check_names,
     create,
     input_shape,
@@ -18,6 +19,7 @@ __all__ = [
     "alexnet",
     "all_options",
     "binary_twin",
+    "builder",
     "check_names",
     "create",
     "input_shape",

@@ -58,6 +58,10 @@ def register_model(
     return add
 
 
+def _entry(name: str) -> _Entry:
+    return _REGISTRY[known(name, _REGISTRY, "model")]
+
+
 def names() -> list[str]:
     """The registered networks."""
     return sorted(_REGISTRY)
@@ -66,32 +70,35 @@ def names() -> list[str]:
 def create(name: str, method: MethodLike = "float", **options: Any) -> nn.Module:
     """Build the network ``name``; unknown names and options are refused by name."""
     check_names(name, options)
-    return _REGISTRY[name].build(method, **options)
+    return builder(name)(method, **options)
 
 
 def check_names(name: str, options: Iterable[str]) -> None:
     """Refuse options that the network ``name`` does not have."""
-    build = _REGISTRY[known(name, _REGISTRY, "model")].build
-    accepted = [p for p in inspect.signature(build).parameters if p != "method"]
+    accepted = [p for p in inspect.signature(builder(name)).parameters if p != "method"]
     for option in options:
         known(option, accepted, f"option of model {name!r}")
 
 
 def all_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """``options`` of the network ``name``, and its defaults for the others."""
-    build = _REGISTRY[known(name, _REGISTRY, "model")].build
-    parameters = inspect.signature(build).parameters.items()
+    parameters = inspect.signature(builder(name)).parameters.items()
     return {**{n: p.default for n, p in parameters if n != "method"}, **options}
+
+
+def builder(name: str) -> Callable[..., nn.Module]:
+    """The function that builds the network ``name``."""
+    return _entry(name).build
 
 
 def input_shape(name: str) -> tuple[int, int, int]:
     """(channels, height, width) of the images the network ``name`` was published for."""
-    return _REGISTRY[known(name, _REGISTRY, "model")].input_shape
+    return _entry(name).input_shape
 
 
 def width_parts(name: str) -> int:
     """How many parts of the network ``name`` have a width of their own; 0 where it has no ``widths``."""
-    return _REGISTRY[known(name, _REGISTRY, "model")].parts
+    return _entry(name).parts
 
 
 def resolve_method(method: MethodLike) -> Method | None:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from unflip.hints import Foreseen
+
 _RESUME = "and run the same command again: the run resumes from its last checkpoint"
 REMEDIES = {
     "recipe.json": f"Delete it, and result.json beside it if that exists, {_RESUME}",
@@ -24,7 +26,7 @@ NUMBERS = {"accuracy", "epochs", "seconds"}  # of a result
 IN_METRICS = ("epoch", "loss", "accuracy", "seconds")  # in every line
 
 
-class RunError(RuntimeError):
+class RunError(Foreseen, RuntimeError):
     """A run that cannot be written, or whose folder holds something else."""
 
 

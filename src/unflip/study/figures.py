@@ -121,7 +121,7 @@ def _sweep(study: Study, summary: Summary) -> Path | None:
     _levels(axis, [arm for arm in summary.arms if arm.x is None and arm.mean is not None])
     axis.set_xticks(range(len(swept)), [f"{arm.x:g}" for arm in swept])
     axis.set_xlabel({"alpha": "α", "rho": "ρ"}.get(study.name, study.name))
-    axis.set_ylabel(f"{summary['evaluated_on']} accuracy, %")
+    axis.set_ylabel(f"{summary.evaluated_on} accuracy, %")
     return _save(figure, study.out / f"{study.name}.svg")
 
 

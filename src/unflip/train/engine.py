@@ -18,8 +18,8 @@ from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.kernels.sign_conv import triton_kernels as sign_conv_triton
 from unflip.layers import binary_layers, inside_binarizer
-from unflip.train.learner import Learner
 from unflip.recipes.schema import Recipe
+from unflip.train.learner import Learner
 
 
 class Engine:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from unflip.hints import Foreseen
 from unflip.recipes.schema import Recipe
 from unflip.runs.run import Run
 
 
-class TrainingStopped(RuntimeError):
+class TrainingStopped(Foreseen, RuntimeError):
     """Training is useless from here; the message says what was seen and what to try.
 
     ``run`` is the one that stopped, if it is known.

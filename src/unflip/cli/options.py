@@ -1,0 +1,28 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Uses = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        help="A Python module with custom methods or networks (repeat for more).",
+    ),
+]
+Data = Annotated[Path | None, typer.Option(help="Folder of the images.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu or cuda. Default: cuda if the machine has a GPU.")
+]
+EvaluateEvery = Annotated[
+    int, typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Packed = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A packed network (.unflip), made by 'unflip pack'.")
+]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads. 0: one per core.")]

@@ -1,0 +1,254 @@
+"""``unflip show``, ``predict``, ``evaluate`` and ``bench``: packed networks, without torch."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unflip.cli.app import app, print_table
+from unflip.cli.options import AsJson, Data, Packed, Threads
+from unflip.tables import Table
+
+if TYPE_CHECKING:
+    from unflip.packing.describe import Description
+    from unflip.runtime import Model
+
+EVALUATED_AT_ONCE = 100
+
+
+@app.command(epilog="Example: unflip show digits.unflip")
+def show(model: Packed) -> None:
+    """Show the ops, shapes and bytes of a packed network."""
+    from unflip.packing.describe import describe
+    from unflip.packing.file import read, sha256
+
+    packed = read(model)
+    found = describe(packed)
+    print_table(_description(found))
+    size = model.stat().st_size
+    print(
+        f"{model}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), {found.float_bytes / size:.1f} times smaller than "
+        f"with float weights ({found.float_bytes:,} bytes)"
+    )
+    labels, preprocess = packed.graph["labels"], packed.graph["input"]["preprocess"]
+    print(
+        f"input {_shape(packed.graph['input']['shape'])}, "
+        f"{'with' if preprocess else 'without'} preprocessing, "
+        f"{len(labels) if labels else 'no'} labels"
+    )
+    for name, shape in found.outputs.items():
+        print(f"{_output(name, packed.graph)} {_shape(shape)}")
+    print(f"SHA-256 {sha256(model)} (verified)")
+
+
+def _output(name: str, graph: dict[str, Any]) -> str:
+    """A name that the model gave, or its place in a tuple. A result that is returned alone has no name."""
+    return f"output {name}:" if "outputs" in graph else "output"
+
+
+def _description(found: Description) -> Table:
+    rows = [
+        (
+            row.op,
+            row.name,
+            _shape(row.shape),
+            "" if row.weight_bits is None else str(row.weight_bits),
+            *_counts(row.bytes, row.binary_macs, row.float_macs),
+        )
+        for row in found.rows
+    ]
+    totals = [
+        sum(getattr(row, name) for row in found.rows)
+        for name in ("bytes", "binary_macs", "float_macs")
+    ]
+    rows.append(("total", "", "", "", *(f"{total:,}" for total in totals)))
+    numbers = ("bits", "bytes", "binary MACs", "float MACs")
+    return Table(("op", "name", "output", *numbers), rows, numbers)
+
+
+def _counts(*counts: int) -> list[str]:
+    return [f"{count:,}" if count else "" for count in counts]
+
+
+def _shape(shape: list[int] | tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
+
+
+@app.command(epilog="Example: unflip predict digits.unflip photo.png --top 3")
+def predict(
+    model: Packed,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    top: Annotated[int, typer.Option(min=1, help="Print this many classes per image.")] = 5,
+    threads: Threads = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Machine-readable output: one line per image.")
+    ] = False,
+) -> None:
+    """Classify images with a packed network.
+
+    The shorter side of an image is resized to the model's input, then the center is cropped. A model with one input
+    channel gets the image in gray. The file says how pixels are normalized.
+    """
+    network = _classifier(model, threads)
+    for path in images:
+        found = _best(network, path, top)
+        if as_json:
+            print(json.dumps({"image": str(path), "classes": found}, ensure_ascii=False))
+            continue
+        print(path)
+        for label, probability in found:
+            print(f"  {probability:7.2%}  {label}")
+
+
+def _loaded(path: Path, threads: int) -> Model:
+    from unflip.runtime import NativePartMissing, load
+
+    try:
+        return load(path, threads)
+    except NativePartMissing as error:  # one line, like other errors we foresee
+        raise ValueError(str(error)) from None
+
+
+def _classifier(path: Path, threads: int) -> Model:
+    network = _loaded(path, threads)
+    if network.structure != "tensor":
+        names = ", ".join(network.output_shapes)
+        raise ValueError(
+            f"{path} returns a {network.structure} ({names}). This command needs a network that returns only the "
+            "scores of classes; unflip.load runs any network"
+        )
+    if len(network.output_shape) != 1:
+        raise ValueError(f"{path} is not a classifier: its output is {network.output_shape}")
+    if network.output_shape == (1,):  # the largest of one number is always the first
+        raise ValueError(f"{path} has one output, so there are no classes to choose from")
+    return network
+
+
+def _best(network: Model, path: Path, top: int) -> list[tuple[str, float]]:
+    import numpy as np
+
+    from unflip.runtime.images import probabilities, read_image
+
+    chances = probabilities(network(read_image(path, network)), network)
+    order = np.argsort(-chances, kind="stable")[:top]
+    labels = network.labels or [f"class {i}" for i in range(len(chances))]
+    return [(labels[i], float(chances[i])) for i in order]
+
+
+@app.command(epilog="Example: unflip evaluate digits.unflip digits")
+def evaluate(
+    model: Packed,
+    dataset: Annotated[
+        str, typer.Argument(help="Whose test images: cifar10, digits, or folder (with --data).")
+    ],
+    data: Data = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Of a folder's images: the recipe's data.size.")
+    ] = None,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the accuracy of a packed network.
+
+    The test images run through the native kernels, as they do on a device. The file says how pixels are normalized.
+    """
+    from unflip.data import ImageSet
+    from unflip.data import load as load_images
+
+    network = _classifier(model, threads)
+    images = load_images(dataset, data, **({} if size is None else {"size": size}))
+    if not isinstance(images, ImageSet):
+        raise ValueError(
+            f"{dataset} is streamed, and 'unflip evaluate' needs a data set that is held in memory. "
+            "'unflip predict' classifies image files"
+        )
+    _refuse_others(network, model, images.spec, dataset)
+    labels = images.test_labels
+    right, seconds = _count_right(network, images.test_images, labels)
+    accuracy, each = 100 * right / len(labels), seconds / len(labels)
+    if as_json:
+        found = {"accuracy": accuracy, "right": right, "images": len(labels), "seconds": seconds}
+        print(json.dumps(found))
+        return
+    print(
+        f"{accuracy:.2f} % of {len(labels):,} test images of {dataset} are right; {each * 1e3:.3f} ms per image "
+        f"({network.threads} thread{'s' if network.threads > 1 else ''}, {network.isa})"
+    )
+
+
+def _refuse_others(network: Model, path: Path, spec: InputSpec, dataset: str) -> None:
+    """With images of another shape, or other classes, the accuracy would mean nothing."""
+    shape, classes = spec.shape, list(spec.classes)
+    if shape != network.input_shape:
+        raise ValueError(
+            f"{path} takes images of {network.input_shape}, those of {dataset} are {shape}"
+        )
+    if (network.labels or classes) != classes or network.output_shape != (len(classes),):
+        raise ValueError(
+            f"{path} knows the classes {network.labels or network.output_shape}, {dataset} has {classes}"
+        )
+
+
+def _count_right(network: Model, pixels: Any, labels: Any) -> tuple[int, float]:
+    """How many images are classified right, and the seconds the network ran."""
+    from unflip.runtime.images import normalized
+
+    right, seconds = 0, 0.0
+    for start in range(0, len(labels), EVALUATED_AT_ONCE):
+        part = slice(start, start + EVALUATED_AT_ONCE)
+        x = normalized(pixels[part].astype("float32"), network)
+        began = time.perf_counter()
+        scores = network(x)
+        seconds += time.perf_counter() - began
+        right += int((scores.argmax(axis=1) == labels[part]).sum())
+    return right, seconds
+
+
+@app.command(epilog="Example: unflip bench digits.unflip --threads 2")
+def bench(
+    model: Packed,
+    threads: Threads = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Images per call.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Timed calls; medians are shown.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Time a packed network, as a whole and layer by layer."""
+    import numpy as np
+
+    network = _loaded(model, threads)
+    x = np.random.default_rng(0).normal(size=(batch, *network.input_shape)).astype(np.float32)
+    seconds = _times(network, x, runs)
+    layers = network.profile(x, runs)
+    median = statistics.median(seconds)
+    if as_json:
+        rows = [row._asdict() for row in layers]
+        print(json.dumps({"median": median, "seconds": seconds, "layers": rows}))
+        return
+    shown = [(row.name, row.kind, *_time(row.seconds, row.share)) for row in layers]
+    print_table(Table(("layer", "kind", "µs", "share"), shown, ("µs", "share"), str(model)))
+    print(network)
+    print(
+        f"batch {batch}: median {median * 1e3:.3f} ms of {runs} runs "
+        f"(least {min(seconds) * 1e3:.3f}, most {max(seconds) * 1e3:.3f}), {batch / median:.1f} images/s"
+    )
+
+
+def _time(seconds: float, share: float) -> tuple[str, str]:
+    """A layer that was fused into the one before it has no time."""
+    return ("fused", "") if seconds == 0 else (f"{seconds * 1e6:.1f}", f"{share:.1%}")
+
+
+def _times(network: Model, x: Any, runs: int) -> list[float]:
+    for _ in range(3):
+        network(x)
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        network(x)
+        times.append(time.perf_counter() - start)
+    return times
