@@ -189,11 +189,11 @@ def flip_rates(
     learners = [
         Learner(short, copy.deepcopy(baseline).train(), images, found) for _ in range(branches)
     ]
-    engine = Engine(learners, compiled=not eager, captured=not eager)
-    for epoch in range(epochs):
-        for branch, learner in enumerate(learners):
-            learner.start_epoch(mix(seed, branch), epoch, rate)
-        for _ in range(learners[0].steps):
-            engine.step()
+    with Engine(learners, compiled=not eager, captured=not eager) as engine:
+        for epoch in range(epochs):
+            for branch, learner in enumerate(learners):
+                learner.start_epoch(mix(seed, branch), epoch, rate)
+            for _ in range(learners[0].steps):
+                engine.step()
     latent = {name: layer.weight for name, layer in binary_layers(baseline)}
     return estimate_rates(latent, [signs(learner.model) for learner in learners], bins)

@@ -14,8 +14,7 @@ from unflip import methods, models
 from unflip.binarize import load_twin
 from unflip.data import ImageSet
 from unflip.data.source import Images, mix
-from unflip.kernels import stem_conv
-from unflip.kernels.mapping import shared_predictions
+from unflip.kernels import shared_predictions
 from unflip.layers import after_step, auxiliary_losses, binary_layers, start_epoch
 from unflip.methods.lns import trust_mappings
 from unflip.train import distributed
@@ -127,7 +126,6 @@ class Learner:
             len(self.auxiliary_layers), dtype=torch.float64, device=device
         )
         self.losses: Callable[[Tensor], tuple[Tensor, Tensor]] = self.planned_losses
-        self.stems: list[nn.Conv2d] = []  # float convolutions that take our kernels while training
         self.random = any(
             isinstance(m, nn.Dropout) or getattr(m, "stochastic", False) for m in model.modules()
         )
@@ -182,11 +180,10 @@ class Learner:
     def backward(self) -> tuple[Tensor, Tensor]:
         """Gradients of the batch at ``position`` into ``.grad``; returns the two losses."""
         plan = self.plan.index_select(0, self.position).squeeze(0)
-        with stem_conv.by_kernel(self.stems):
-            loss, auxiliary = self.losses(plan)
-            total = loss + auxiliary.sum()
-            self.zero_grad()
-            (total * LOSS_SCALE if self.half else total).backward()
+        loss, auxiliary = self.losses(plan)
+        total = loss + auxiliary.sum()
+        self.zero_grad()
+        (total * LOSS_SCALE if self.half else total).backward()
         if self.half:
             grads = [p.grad for g in self.groups for p in g["params"] if p.grad is not None]
             torch._foreach_mul_(grads, 1 / LOSS_SCALE)

@@ -448,7 +448,13 @@ def _run(
         run.learner.take_from_rank_0()
         if distributed.rank() > 0:
             run.moved.remember()
-    engine = _engine(runs, how)
+    with _engine(runs, how) as engine:
+        return _epochs(runs, engine, epoch, step, stop, how)
+
+
+def _epochs(
+    runs: list[Seed], engine: Engine, epoch: int, step: int, stop: list[int], how: How
+) -> list[dict[str, Any]]:
     for run in runs:
         run.moved.capture_next = engine.graph is not None
     _restore_position(runs, epoch, step)
@@ -498,15 +504,17 @@ def _run(
     return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
 
 
-def _engine(runs: list[Seed], how: How) -> Engine:
+@contextmanager
+def _engine(runs: list[Seed], how: How) -> Iterator[Engine]:
     began = time.monotonic()
     slow = how.device.type == "cuda" and not how.eager and not how.quiet
     if slow:
         print("compiling, which takes a minute or two", flush=True)
-    engine = Engine([run.learner for run in runs], compiled=not how.eager, captured=not how.eager)
-    if slow:
-        print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
-    return engine
+    learners = [run.learner for run in runs]
+    with Engine(learners, compiled=not how.eager, captured=not how.eager) as engine:
+        if slow:
+            print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
+        yield engine
 
 
 def _pause(seconds: float, last: float) -> float:
