@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,13 +20,14 @@ from unflip.methods.base import (
 )
 from unflip.methods.registry import resolve
 
-# On a GPU the training engine puts a kernel here that takes (layer, input, ±1 weights) and fuses the sign into
-# the product; it returns None for layers it does not cover.
-fused_product: Callable[[Any, Tensor, Tensor], Tensor | None] | None = None
-
-# As above, for all that follows a convolution: takes (convolution, PReLU or Identity, BatchNorm, input, shortcut).
+# Kernels that ``unflip.kernels`` attaches to the layers of a model while it trains on a GPU. The first two return None
+# for layers they do not cover.
+# (layer, input, ±1 weights) -> their product, with the sign of the input fused into it
+FusedProduct = Callable[[Any, Tensor, Tensor], Tensor | None]
+# (convolution, activation, BatchNorm, input, shortcut) -> the result of :func:`normalized`
 FusedNorm = Callable[[Any, nn.Module, nn.Module, Tensor, Tensor | None], Tensor | None]
-fused_norm: FusedNorm | None = None
+# (networks that predict weights, latent weights) of several layers -> their predictions
+FusedPredict = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
 
 ENOUGH = 64  # values of which some should have another sign, if any ever has
 
@@ -53,6 +54,16 @@ class BinaryLayer(nn.Module):
     input_binarizer: InputBinarizer
     path: str = ""  # where the layer sits in its model; set by binarize, used in messages
     inputs_seen: bool = False  # whether one that varies has been looked at: _warn_if_all_alike
+    # None: plain PyTorch. Neither copies nor pickles of a layer keep a kernel.
+    fused_product: FusedProduct | None = None
+    fused_norm: FusedNorm | None = None
+    fused_predict: FusedPredict | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[misc, unused-ignore]
+        for kernel in ("fused_product", "fused_norm", "fused_predict"):
+            state.pop(kernel, None)
+        return state
 
     def set_method(self, method: str | Mapping[str, Any] | Method) -> None:
         self.method = resolve(method)
@@ -270,7 +281,8 @@ def product_of_units(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Te
     sign).
     """
     unit = units(weight, scale)
-    y = fused_product(layer, x, unit) if fused_product is not None else None
+    fused = layer.fused_product if isinstance(layer, BinaryLayer) else None
+    y = fused(layer, x, unit) if fused is not None else None
     if y is None:
         binary = layer.input_binarizer(x).to(torch.float16)
         y = layer._multiply(binary, unit.to(torch.float16), None)
@@ -284,15 +296,16 @@ def units(weight: Tensor, scale: Tensor) -> Tensor:
     return weight / scale.masked_fill(scale.abs() < tiny, tiny)
 
 
-def normalised(
+def normalized(
     conv: nn.Module,
     activation: nn.Module,
     norm: nn.Module,
     x: Tensor,
     shortcut: Tensor | None = None,
 ) -> Tensor:
-    """``norm(activation(conv(x)))``, plus the shortcut where there is one."""
-    y = None if fused_norm is None else fused_norm(conv, activation, norm, x, shortcut)
+    """``norm(activation(conv(x)))``, plus the shortcut if there is one."""
+    fused = conv.fused_norm if isinstance(conv, BinaryLayer) else None
+    y = None if fused is None else fused(conv, activation, norm, x, shortcut)
     if y is not None:
         return y
     y = norm(activation(conv(x)))

@@ -15,6 +15,7 @@ from unflip.cli.options import AsJson, Data, Packed, Threads
 from unflip.tables import Table
 
 if TYPE_CHECKING:
+    from unflip.data import InputSpec
     from unflip.packing.describe import Description
     from unflip.runtime import Model
 

@@ -1,9 +1,9 @@
-"""LNS's mapping networks in a training step: each f(W) once, and layers of one shape together.
+"""Predictions f(W) of LNS in a training step: each is computed once, and layers of one shape are computed together.
 
-A step needs f(W) twice, for the layer's bits and for the auxiliary loss. And a network has a mapping for
-each layer: on a GPU that is hundreds of kernels too small to fill it. Layers whose weights have the same
-shape go through their mappings at once, each convolution as one batched matrix product. With :data:`kernels`, which
-the engine sets once it has compared the two, 3×3 layers of all shapes go through ``mapping_conv.py`` together.
+A step needs f(W) twice, for the layer's bits and for the auxiliary loss. A network has one mapping per layer: on a GPU
+that is hundreds of kernels, each too small to fill it. Layers whose weights have the same shape go through their
+mappings at once, each convolution as one batched matrix product. Layers with ``fused_predict`` go through the kernels
+of ``mapping_conv`` instead, where 3×3 layers of all shapes are computed together.
 """
 
 from __future__ import annotations
@@ -11,70 +11,74 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.kernels import mapping_conv
+from unflip.kernels.mapping_conv import operator as mapping_conv
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
 from unflip.methods.mapping_network import FilterNorm, MappingNetwork
 
-kernels = False  # whether to use those of mapping_conv
+
+def mapped_layers(model: nn.Module) -> dict[str, Any]:
+    """The binary layers whose weights a network predicts, by name."""
+    return {
+        name: layer
+        for name, layer in binary_layers(model)
+        if isinstance(layer.weight_binarizer, MappedSign)
+    }
 
 
 @contextmanager
 def shared_predictions(model: nn.Module) -> Iterator[None]:
-    """Inside, each f(W) is computed once. The weights must not change; models without LNS are left alone."""
-    mapped = [
-        (layer.weight, layer.weight_binarizer)
-        for _, layer in binary_layers(model)
-        if isinstance(layer.weight_binarizer, MappedSign)
-    ]
-    for _, binarizer in mapped:
-        binarizer.shared = []
+    """Inside, each f(W) is computed once; the weights must not change. Other models are not affected."""
+    mapped = list(mapped_layers(model).values())
+    for layer in mapped:
+        layer.weight_binarizer.shared = []
     try:
-        if mapped and mapped[0][0].device.type == "cuda":
-            _fill(mapped)
+        if mapped and mapped[0].weight.device.type == "cuda":
+            fill(mapped)
         yield
     finally:
-        for _, binarizer in mapped:  # an autograd graph must not outlive its step
-            binarizer.shared = None
+        for layer in mapped:  # an autograd graph must not outlive its step
+            layer.weight_binarizer.shared = None
 
 
-def _fill(mapped: Sequence[tuple[Tensor, MappedSign]]) -> None:
+def fill(mapped: Sequence[Any]) -> None:
+    """Compute the predictions of layers that can be computed together. The others are computed when they are needed."""
     with torch.autocast("cuda", enabled=False):  # half precision could change a sign
-        for fused, group in _groups(mapped):
-            weights, binarizers = zip(*group, strict=True)
-            predict = mapping_conv.predict_fused if fused else predict_together
-            predictions = predict([b.mapping for b in binarizers], weights)
-            for binarizer, predicted in zip(binarizers, predictions, strict=True):
-                binarizer.shared = [predicted]
+        for fused, layers in groups(mapped):
+            predict = layers[0].fused_predict if fused else predict_together
+            mappings = [layer.weight_binarizer.mapping for layer in layers]
+            predictions = predict(mappings, [layer.weight for layer in layers])
+            for layer, predicted in zip(layers, predictions, strict=True):
+                layer.weight_binarizer.shared = [predicted]
 
 
-def _groups(
-    mapped: Sequence[tuple[Tensor, MappedSign]],
-) -> list[tuple[bool, list[tuple[Tensor, MappedSign]]]]:
-    """Layers to be taken together, and whether by the kernels; those that are left out go alone."""
-    fused: list[tuple[Tensor, MappedSign]] = []
-    groups: dict[tuple[int, ...], list[tuple[Tensor, MappedSign]]] = defaultdict(list)
-    for weight, binarizer in mapped:
+def groups(mapped: Sequence[Any]) -> list[tuple[bool, list[Any]]]:
+    """Layers that are computed together, and whether by the kernels. Layers in no group are computed alone."""
+    fused: list[Any] = []
+    shapes: dict[tuple[int, ...], list[Any]] = defaultdict(list)
+    for layer in mapped:
+        weight, binarizer = layer.weight, layer.weight_binarizer
         convolution = binarizer.mapping.chunks == 1 and weight.dim() == 4
         if not convolution or binarizer.config.statistics != "filters":
             continue
-        if kernels and mapping_conv.supports(binarizer.mapping, weight):
-            fused.append((weight, binarizer))
+        if layer.fused_predict is not None and mapping_conv.supports(binarizer.mapping, weight):
+            fused.append(layer)
         else:
-            groups[tuple(weight.shape)].append((weight, binarizer))
-    together = [(False, group) for group in groups.values()]
+            shapes[tuple(weight.shape)].append(layer)
+    together = [(False, layers) for layers in shapes.values()]
     return [(True, fused), *together] if fused else together
 
 
 def predict_together(
     mappings: Sequence[MappingNetwork], weights: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """f(W) of several layers of one shape: what each mapping gives alone, up to rounding."""
+    """f(W) of several layers of one shape: the prediction of each mapping alone, up to rounding."""
     latent = torch.stack(list(weights))  # layers, filters, channels, height, width
     h = latent.permute(0, 1, 3, 4, 2)
     h = F.relu(_normalize([m.norm1 for m in mappings], _convolve([m.conv1 for m in mappings], h)))
@@ -108,85 +112,3 @@ def _normalize(norms: Sequence[FilterNorm], x: Tensor) -> Tensor:
     scale = torch.stack([n.weight for n in norms])[:, None, None, None]
     shift = torch.stack([n.bias for n in norms])[:, None, None, None]
     return (x - mean) * torch.rsqrt(var + 1e-5) * scale + shift
-
-
-def check_kernels(
-    model: nn.Module, forward: float = 3e-5, backward: float = 0.01, looks: int = 4
-) -> None:
-    """Compare the kernels with the plain path, in value and gradient; also tunes them before capture.
-
-    The value has to be that of float32: TF32 would be off by ten times ``forward``. A gradient may be off without a
-    wrong kernel: one hidden value within rounding of zero falls on the other side of its ReLU, and a small layer's
-    gradients move by 1 to 3 % (those of float32 against float64 too). Another look, at latent weights a little aside,
-    tells the two apart: a wrong kernel is wrong there as well.
-    """
-    mapped = [
-        (name, layer.weight, layer.weight_binarizer.mapping)
-        for name, layer in binary_layers(model)
-        if isinstance(layer.weight_binarizer, MappedSign)
-        and mapping_conv.supports(layer.weight_binarizer.mapping, layer.weight)
-    ]
-    if not mapped:
-        return
-    names, weights, mappings = zip(*mapped, strict=True)
-    wrong: dict[str, str] = {}
-    for look in range(looks):
-        found = _differences(names, _aside(weights, 0.01 * look), mappings, forward, backward)
-        wrong = {name: what for name, what in found.items() if look == 0 or name in wrong}
-        if not wrong:
-            return
-    raise RuntimeError(next(iter(wrong.values())))
-
-
-def _aside(weights: Sequence[Tensor], share: float) -> list[Tensor]:
-    """Leaves near the weights: moved by a share of their spread."""
-    moved = []
-    for weight, noise in zip(weights, _noise(weights, seed=1), strict=True):
-        moved.append((weight.detach() + share * weight.detach().std() * noise).requires_grad_())
-    return moved
-
-
-def _differences(
-    names: Sequence[str],
-    weights: Sequence[Tensor],
-    mappings: Sequence[MappingNetwork],
-    forward: float,
-    backward: float,
-) -> dict[str, str]:
-    """The layers where the kernels differ from the plain path, and in what."""
-    fused = _values_and_gradients(mapping_conv.predict_fused(mappings, weights), mappings, weights)
-    alone = [
-        predict_together([mapping], [weight])[0]
-        for mapping, weight in zip(mappings, weights, strict=True)
-    ]
-    plain = _values_and_gradients(alone, mappings, weights)
-    different: dict[str, str] = {}
-    for name, found, expected in zip(names, fused, plain, strict=True):
-        for number, (a, b) in enumerate(zip(found, expected, strict=True)):
-            error, norm = (a - b).norm().item(), b.norm().item()
-            if not error <= (backward if number else forward) * norm:
-                what = f"gradient {number}" if number else "prediction"
-                text = f"{what} of {name} is off by {error:.3g} (norm {norm:.3g})"
-                different.setdefault(name, text)
-    return different
-
-
-def _values_and_gradients(
-    predictions: Sequence[Tensor], mappings: Sequence[MappingNetwork], weights: Sequence[Tensor]
-) -> list[list[Tensor]]:
-    """Of each layer: f(W), and the gradients of W and of the mapping's parameters for a fixed probe."""
-    leaves = [[w, *m.parameters()] for w, m in zip(weights, mappings, strict=True)]
-    probes = _noise(predictions, seed=0)
-    total = sum((p * probe).sum() for p, probe in zip(predictions, probes, strict=True))
-    assert isinstance(total, Tensor)
-    grads = list(torch.autograd.grad(total, [leaf for group in leaves for leaf in group]))
-    return [
-        [p.detach(), *(grads.pop(0) for _ in group)]
-        for p, group in zip(predictions, leaves, strict=True)
-    ]
-
-
-def _noise(like: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """The same in each run, and nothing taken from torch's own generator."""
-    generator = torch.Generator(like[0].device).manual_seed(seed)
-    return [torch.randn(t.shape, dtype=t.dtype, device=t.device, generator=generator) for t in like]

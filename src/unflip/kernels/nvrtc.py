@@ -1,8 +1,8 @@
-"""CUDA C++ compiled at run time by NVRTC, through torch: one kernel of a file beside this one, for given constants.
+"""CUDA C++ compiled at run time by NVRTC, through torch: one kernel of a source file, for given constants.
 
-torch keeps this to itself (``torch.cuda._compile_kernel``, since 2.9), so anything may be missing: whoever asks for a
-kernel has to do without one. What is missing is said by the exception. No CUDA toolkit is needed, only the library
-that torch's own packages bring.
+torch's function is private (``torch.cuda._compile_kernel``, since 2.9) and may be missing or fail, so every caller must
+work without the kernel. The exception says what is missing. No CUDA toolkit is needed, only the NVRTC library that
+comes with torch's own packages.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from typing import Any
 
 import torch
 
-HERE = Path(__file__).parent / "sign_conv"
-SHARED_BYTES = 48 * 1024  # what a block has without asking
+DEFAULT_SHARED_BYTES = 48 * 1024  # a block has these without asking
 
 
 @cache
-def compiled(file: str, name: str, device: int, shared_bytes: int, /, **constants: int) -> Any:
-    """The function ``name`` of ``file``, loaded on the current device, whose number is ``device``. Call it with
-    ``grid=``, ``block=``, ``args=`` and ``shared_mem=``; it goes to the current stream.
+def compiled(file: Path, name: str, device: int, shared_bytes: int, /, **constants: int) -> Any:
+    """The function ``name`` of ``file``, loaded on the current device, whose number is ``device``.
 
-    Loading is not allowed while a CUDA graph is captured: the first call for each set of constants has to be before.
+    Call it with ``grid=``, ``block=``, ``args=`` and ``shared_mem=``; it runs on the current stream. Loading is not
+    allowed while a CUDA graph is captured, so the first call for each set of constants has to come before the capture.
     """
     if not hasattr(torch.cuda, "_compile_kernel"):
         raise RuntimeError(f"torch {torch.__version__} cannot compile CUDA C++ at run time")
     _preload_nvrtc()
     with _any_cuda_home():
         kernel = torch.cuda._compile_kernel(
-            (HERE / file).read_text(encoding="utf-8"),
+            file.read_text(encoding="utf-8"),
             name,
             nvcc_options=[f"-D{key}={value}" for key, value in constants.items()],
         )
-    if shared_bytes >= SHARED_BYTES:
+    if shared_bytes >= DEFAULT_SHARED_BYTES:
         kernel.set_shared_memory_config(shared_bytes)
     return kernel
 
 
 def _preload_nvrtc() -> None:
-    """torch looks NVRTC up by its name. Where the system does not know it, a loaded one has that name too."""
+    """Load NVRTC from torch's packages where the system cannot find it: torch then finds the loaded library by name."""
     name = f"libnvrtc.so.{str(torch.version.cuda).split('.')[0]}"
     try:
         ctypes.CDLL(name)
@@ -50,13 +49,15 @@ def _preload_nvrtc() -> None:
         packages = Path(torch.__file__).parents[1] / "nvidia"
         found = sorted(packages.glob(f"*/lib/{name}"))
         if not found:
-            raise RuntimeError(f"{name} is neither known here nor under {packages}") from error
+            raise RuntimeError(
+                f"{name} is neither in the system's library path nor under {packages}"
+            ) from error
         ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
 
 
 @contextmanager
 def _any_cuda_home() -> Iterator[None]:
-    """torch refuses to compile without a toolkit's headers, which our files do not need."""
+    """torch refuses to compile without a toolkit's headers, which our sources do not need."""
     from torch.utils import cpp_extension
 
     home = cpp_extension.CUDA_HOME

@@ -25,7 +25,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.layers import normalised
+from unflip.layers import normalized
 from unflip.methods import Carry
 from unflip.models.base import (
     Activation,
@@ -87,9 +87,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.downsample(x)
         carried = self.carry1(shortcut) if self.per_conv else None
-        y = self.after1(normalised(self.conv1, self.prelu1, self.bn1, self.before1(x), carried))
+        y = self.after1(normalized(self.conv1, self.prelu1, self.bn1, self.before1(x), carried))
         carried = self.carry2(y if self.per_conv else shortcut)
-        return self.after2(normalised(self.conv2, self.prelu2, self.bn2, self.before2(y), carried))
+        return self.after2(normalized(self.conv2, self.prelu2, self.bn2, self.before2(y), carried))
 
 
 def _after(style: Style, channels: int) -> nn.Module:

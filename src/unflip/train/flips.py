@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.binarize import signs
-from unflip.kernels.mapping import shared_predictions
+from unflip.kernels import shared_predictions
 from unflip.layers import binary_layers
 from unflip.ste import sign
 

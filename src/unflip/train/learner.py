@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.data.source import Source, mix
-from unflip.kernels import stem_conv
-from unflip.kernels.mapping import shared_predictions
+from unflip.kernels import shared_predictions
 from unflip.layers import (
     after_step,
     auxiliary_losses,
@@ -105,7 +104,6 @@ class Learner:
             len(self.auxiliary_layers), dtype=torch.float64, device=device
         )
         self.losses: Callable[[Tensor], tuple[Tensor, Tensor]] = self.planned_losses
-        self.stems: list[nn.Conv2d] = []  # float convolutions that take our kernels while training
         self.random = any(
             isinstance(m, nn.Dropout) or getattr(m, "stochastic", False) for m in model.modules()
         )
@@ -160,11 +158,10 @@ class Learner:
     def backward(self) -> tuple[Tensor, Tensor]:
         """Gradients of the batch at ``position`` into ``.grad``; returns the two losses."""
         plan = self.plan.index_select(0, self.position).squeeze(0)
-        with stem_conv.by_kernel(self.stems):
-            loss, auxiliary = self.losses(plan)
-            total = loss + auxiliary.sum()
-            self.zero_grad()
-            (total * LOSS_SCALE if self.half else total).backward()
+        loss, auxiliary = self.losses(plan)
+        total = loss + auxiliary.sum()
+        self.zero_grad()
+        (total * LOSS_SCALE if self.half else total).backward()
         if self.half:
             grads = [p.grad for g in self.groups for p in g["params"] if p.grad is not None]
             torch._foreach_mul_(grads, 1 / LOSS_SCALE)

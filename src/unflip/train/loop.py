@@ -332,7 +332,7 @@ class _Training:
             self._plan_next(runs, epoch + 1)
             seconds = time.monotonic() - epoch_began
             due = (epoch + 1) % self.options.evaluate_every == 0 or epoch + 1 == epochs
-            lines = [run.end_epoch(epoch, seconds, due) for run in runs]
+            lines = [_end_epoch(run, runs, epoch, seconds, due) for run in runs]
             progress.epoch(epoch, lines)
             epoch, step = epoch + 1, 0
             if epoch == epochs or time.monotonic() - saved_at > pause:
@@ -380,20 +380,32 @@ class _Training:
             run.learner.plan_ahead(run.seed, epoch)
         torch.cuda.synchronize()
 
-    def _engine(self, runs: list[LiveRun]) -> Engine:
-        began = time.monotonic()
-        compiled = self.device.type == "cuda" and not self.options.eager
-        if compiled:
+    @contextmanager
+    def _engine(self, runs: list[LiveRun]) -> Iterator[Engine]:
+        began, eager = time.monotonic(), self.options.eager
+        compiles = self.device.type == "cuda" and not eager
+        if compiles:
             self._say("compiling, which takes a minute or two")
-        learners = [run.learner for run in runs]
-        engine = Engine(learners, compiled=not self.options.eager, captured=not self.options.eager)
-        if compiled:
-            self._say(f"ready after {time.monotonic() - began:.0f} s")
-        return engine
+        with Engine(
+            [run.learner for run in runs], compiled=not eager, captured=not eager
+        ) as engine:
+            if compiles:
+                self._say(f"ready after {time.monotonic() - began:.0f} s")
+            yield engine
 
     def _save(self, runs: list[LiveRun], epoch: int, step: int) -> None:
         for run in runs if self.first else ():
             run.save(epoch, step)
+
+
+def _end_epoch(
+    run: LiveRun, runs: list[LiveRun], epoch: int, seconds: float, evaluate: bool
+) -> dict[str, Any]:
+    line = run.end_epoch(epoch, seconds, evaluate)
+    if run.flips.capture_failed:  # that can harm the captures after it (pytorch#180395)
+        for other in runs:
+            other.flips.capture_next = False
+    return line
 
 
 def _pause(seconds: float, last: float) -> float:

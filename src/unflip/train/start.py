@@ -115,12 +115,12 @@ def train_branches(
     learners = [
         Learner(short, copy.deepcopy(baseline).train(), source, device) for _ in range(count)
     ]
-    engine = Engine(learners, compiled=not eager, captured=not eager)
-    for epoch in range(epochs):
-        for branch, learner in enumerate(learners):
-            learner.start_epoch(mix(seed, branch), epoch, rate)
-        for _ in range(learners[0].steps):
-            engine.step()
+    with Engine(learners, compiled=not eager, captured=not eager) as engine:
+        for epoch in range(epochs):
+            for branch, learner in enumerate(learners):
+                learner.start_epoch(mix(seed, branch), epoch, rate)
+            for _ in range(learners[0].steps):
+                engine.step()
     return [learner.model for learner in learners]
 
 

@@ -1,46 +1,37 @@
 """The kernels of ``sign_conv.cu`` and ``sign_conv_wgrad.cu``: which layers they cover, and how they are launched.
 
-They do what the kernels of ``sign_conv_triton`` do, for the layers that networks of 16 to 64 channels mostly have.
-Where they cannot be compiled, fail, or are not faster, those are used.
+They compute the same as the kernels of ``triton_kernels.py``, for the most frequent layers of networks with 16 to 64
+channels. Triton's kernels are used where these cannot be compiled, fail, or are not faster.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from unflip.kernels import nvrtc
 
+HERE = Path(__file__).parent
 CHANNELS = (16, 32, 64)
 GROUP = 16  # output channels of a warp
-# That a warp walks down: with more, it repeats less; with fewer, more warps share the work.
+# Rows that a warp walks down. More rows repeat less work; fewer rows let more warps share it.
 ROWS = (4, 8, 16, 32)
 
 STRIP_ROWS = (16, 8, 4, 2, 1)  # of the sign gradient: fewer rows leave room for more blocks
 STRIP_WARPS = 4
 TILE = 32  # channels of a block, in and out
 PIECE = 16  # bytes of shared memory: 8 channels of a pixel
-TWO_STRIPS = 73 * 1024  # bytes of which a multiprocessor has room for three
-
-# Whoever has trouble with them can do without: UNFLIP_NVRTC=0.
-_enabled = os.environ.get("UNFLIP_NVRTC", "1") != "0"
+TWO_STRIPS = 73 * 1024  # bytes; a multiprocessor has room for three times as many
 
 
-def enabled() -> bool:
-    return _enabled
-
-
-def switch_off(why: str) -> None:
-    """Not to be used any more in this process."""
-    global _enabled
-    if _enabled:
-        _enabled = False
-        warnings.warn(f"training without our CUDA C++ kernels, because {why}", stacklevel=2)
+def allowed() -> bool:
+    """UNFLIP_NVRTC=0 turns these kernels off, for systems where NVRTC causes trouble."""
+    return os.environ.get("UNFLIP_NVRTC", "1") != "0"
 
 
 def covers(weight_shape: Sequence[int], stride: int, padding: int) -> bool:
@@ -49,18 +40,18 @@ def covers(weight_shape: Sequence[int], stride: int, padding: int) -> bool:
 
 
 def reads(*tensors: Tensor) -> bool:
-    """Whether tensors are where the kernels can read them: on a device, and aligned."""
+    """Whether the kernels can read the tensors: they must be on a CUDA device and aligned."""
     return all(tensor.is_cuda and tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
 def choices(height: int) -> list[int]:
-    """Numbers of rows that are worth a try."""
+    """Numbers of rows that are worth timing."""
     fewer = [rows for rows in ROWS if rows < height]
     return [*fewer, height] if height <= ROWS[-1] else fewer
 
 
 def fprop(x: Tensor, signs: Tensor, y: Tensor, kind: int, rows: int) -> None:
-    """``y`` = conv2d(B(x), signs). All are float16 and channels_last; ``kind`` is an index of ``sign_conv.INPUTS``."""
+    """``y`` = conv2d(B(x), signs). All are float16 and channels_last; ``kind`` is an index of ``operator.INPUTS``."""
     _launch(x, signs, x, x, y, kind, rows, gradient=0)
 
 
@@ -73,7 +64,7 @@ def dgrad(
     kind: int,
     rows: int,
 ) -> None:
-    """``out`` = the gradient of x, for ``grad`` of the output; and ``plus``, where that is given."""
+    """``out`` = the gradient of x for the output's gradient ``grad``, plus ``plus`` if that is given."""
     if plus is None:
         _launch(grad, signs, x, x, out, kind, rows, gradient=1)
     else:
@@ -95,7 +86,7 @@ def _launch(
     blocks, threads, shared_bytes = geometry(images, h, w, k, n, rows, gradient)
     with torch.cuda.device_of(source):
         kernel = nvrtc.compiled(
-            "sign_conv.cu",
+            HERE / "sign_conv.cu",
             "convolve",
             source.device.index,
             shared_bytes,
@@ -117,7 +108,7 @@ def _launch(
 def geometry(
     images: int, h: int, w: int, k: int, n: int, rows: int, gradient: int
 ) -> tuple[int, int, int]:
-    """Blocks, threads of a block and its bytes of shared memory: as in the file."""
+    """Blocks, threads per block, and bytes of shared memory per block, as ``sign_conv.cu`` expects them."""
     warps = 8 if k == 64 else 4
     pieces = -(-images * w // 16) * -(-h // rows)
     blocks = -(-pieces // (warps // (n // GROUP)))
@@ -141,11 +132,11 @@ class Strips:
     tiles: int
     threads: int
     shared_bytes: int
-    number: int  # of strips, of which a chunk takes some
+    number: int  # of strips; each chunk takes some of them
 
 
 def strips(images: int, c: int, h: int, w: int, kind: int, rows: int) -> Strips:
-    """``rows`` of a strip. Images of up to 8 columns go in pairs."""
+    """The launch for strips of ``rows`` rows. Images of up to 8 columns are taken in pairs."""
     tile = min(c, TILE)
     warps_of_a_sum = STRIP_WARPS // (tile // 16) ** 2
     scratch = STRIP_WARPS * 9 * 4 * 32 * 8 if warps_of_a_sum > 1 else 0
@@ -157,7 +148,7 @@ def strips(images: int, c: int, h: int, w: int, kind: int, rows: int) -> Strips:
 
 
 def _two_strips(tile: int, h: int, w: int, rows: int) -> int:
-    """Bytes of x, with its border, and of g, of this strip and the next."""
+    """Bytes of x with its border and of g, for a strip and the next one."""
     images, columns = (2, 8) if w <= 8 else (1, -(-w // 16) * 16)
     rows = min(rows, h)
     x_rows = rows if rows == h else rows + 2
@@ -167,23 +158,23 @@ def _two_strips(tile: int, h: int, w: int, rows: int) -> int:
 
 
 def _plane(pixels: int, pieces: int) -> int:
-    """Bytes of 8 channels of the pixels: such that a pixel's pieces fall into different banks."""
+    """Bytes of 8 channels of the pixels, padded so that a pixel's pieces fall into different banks."""
     return (pixels + (8 // pieces - pixels) % 8) * PIECE
 
 
 def strip_choices(c: int, h: int, w: int) -> list[int]:
-    """Numbers of rows that are worth a try: the two largest that fit."""
+    """Numbers of rows that are worth timing: the two largest that fit."""
     tile = min(c, TILE)
     return [rows for rows in STRIP_ROWS if _two_strips(tile, h, w, rows) <= TWO_STRIPS][:2]
 
 
 def wgrad(grad: Tensor, x: Tensor, partial: Tensor, kind: int, rows: int) -> None:
-    """``partial`` (chunks, C, 3, 3, C): sums whose sum is the gradient of the signs."""
+    """``partial`` (chunks, C, 3, 3, C) = partial sums; their sum over chunks is the gradient of the signs."""
     images, c, h, w = x.shape
     plan = strips(images, c, h, w, kind, rows)
     with torch.cuda.device_of(x):
         kernel = nvrtc.compiled(
-            "sign_conv_wgrad.cu",
+            HERE / "sign_conv_wgrad.cu",
             "sign_conv_wgrad",
             x.device.index,
             plan.shared_bytes,

@@ -1,28 +1,29 @@
 """A binary convolution for training: sign, convolution and straight-through gradient in three kernels.
 
-At 16 to 64 channels a convolution library spends most of its time on anything but multiplying, and around
-each convolution the sign and the mask of its gradient are passes of their own over memory. Here a convolution is
-a matrix product whose left side is never stored: a program gathers it, tap by tap, and takes the sign on the way.
+At 16 to 64 channels a convolution library spends little of its time on multiplying. Around each convolution, the sign
+and the mask of its gradient are extra passes over memory. Here a convolution is a matrix product whose left side is
+never stored: a program gathers it, tap by tap, and takes the sign on the way.
 
     forward           y      =  B(x) ⋆ signs
     input gradient    grad_x = (grad_y ⋆ᵀ signs) · 1[|x| ≤ 1]
     sign gradient     grad_s =  B(x)ᵀ · grad_y
 
-Products of float16 are accumulated in float32. A sum of up to 2048 values of −1, 0 and +1 is exact in float16,
-so the output does not depend on the order of the sum; more terms are refused. There are no atomics: for a given
-choice of blocks, gradients are the same bits every time. The blocks are tuned at the first call for every shape and
-process, which must not be inside the capture of a CUDA graph.
+Products of float16 are accumulated in float32. A sum of up to 2048 values of −1, 0 and +1 is exact in float16, so the
+output does not depend on the order of the sum; layers with more terms are refused. There are no atomics: for a given
+choice of blocks, gradients have the same bits every time. The blocks are tuned at the first call for every shape and
+process. That call must not be inside the capture of a CUDA graph.
 
-This file is the operator: what it covers, what torch knows of it, and which kernels compute it. Those in Triton
-(``sign_conv_triton``) cover all of it. For 3×3 taps of stride 1 and 16, 32 or 64 channels, all three also exist in
-CUDA C++ (``sign_conv_cuda``). Where they can be compiled, they are timed with the blocks, and the faster of both is
-used (``tuning``).
+This file holds the operators as torch knows them, the layers they cover, and the choice of kernels. The Triton kernels
+(``triton_kernels.py``) cover every supported layer. For 3×3 taps of stride 1 and 16, 32 or 64 channels there are CUDA
+C++ kernels as well (``cuda_kernels.py``). If ``cuda`` is true, both are timed and the faster one is used.
+``networks`` is the number of networks that train side by side on the device (``tuning.py``).
 
-A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and passes no gradient: a diverging network shows in its
+A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and passes no gradient. A diverging network shows in its
 loss, not in the output of this convolution.
 
-Methods with another gradient, or with ternary inputs, binarize on their own: with ``inputs="given"`` the values are
-taken as they are, and their gradient is not masked. ``stem_conv`` gives real values, with fewer than 16 channels.
+Methods with another gradient, or with ternary inputs, binarize the input themselves: with ``inputs="given"`` the
+values are used as they are, and their gradient is not masked. ``stem_conv.py`` passes real values of fewer than 16
+channels.
 """
 
 from __future__ import annotations
@@ -35,25 +36,9 @@ import torch
 from torch import Tensor
 
 from unflip.kernels import tuning
-from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
-from unflip.kernels.sign_conv import triton_kernels as sign_conv_triton
-from unflip.kernels.sign_conv.triton_kernels import (
-    MOST_PARTIAL,
-    dgrad_by_triton,
-    empty_partial,
-    fprop_by_triton,
-    output_size,
-    size,
-    wgrad_by_triton,
-)
-from unflip.kernels.tuning import INTERPRETED, available, cdiv, filling
-
-try:
-    import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
-except ImportError:
-    triton = None
-
-__all__ = ["available", "sign_conv2d", "supports"]
+from unflip.kernels.sign_conv import cuda_kernels, triton_launch
+from unflip.kernels.sign_conv.triton_launch import MOST_PARTIAL, empty_partial, output_size, size
+from unflip.kernels.tuning import available, cdiv, filling, runs_on
 
 MOST_TERMS = 2048  # every integer up to this is a float16; the next one is not
 MOST_ELEMENTS = 2**31 - 2**20  # offsets are int32, and the last block reaches past the end
@@ -68,7 +53,7 @@ def supports(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> bool:
-    """Whether the kernels cover this layer. Arguments as of ``F.conv2d``; padding is with zeros."""
+    """Whether the kernels cover this layer. Arguments as of ``F.conv2d``; the padding is zeros."""
     return _obstacle(x_shape, weight_shape, stride, padding, dilation, groups) is None
 
 
@@ -78,30 +63,37 @@ def sign_conv2d(
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
     inputs: Literal["pm1", "01", "given"] = "pm1",
+    *,
+    networks: int = 1,
+    cuda: bool = False,
 ) -> Tensor:
-    """``conv2d(B(x), signs)`` with B(x) = sign(x), or 1[x > 1/2] with ``inputs="01"``, or x itself, which has to be
-    −1, 0 and +1 then (not checked), with ``inputs="given"``; sign(0) = +1.
+    """``conv2d(B(x), signs)``. B(x) is sign(x) with sign(0) = +1; with ``inputs="01"`` it is 1[x > 1/2]; with
+    ``inputs="given"`` it is x itself, which must consist of −1, 0 and +1 (not checked).
 
-    ``x`` is float16 (N, C, H, W), real-valued, best in channels_last; ``signs`` is (O, C, kh, kw), exactly ±1
-    (not checked), best in float32 and channels_last. The result is float16 and channels_last: whole numbers,
-    exact. The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1], or 1) times that of B(x), in float16; the gradient of the
-    signs has their dtype, so that in float32 it cannot overflow. Gradients of gradients are not defined.
+    ``x`` is float16 (N, C, H, W), real-valued, best in channels_last. ``signs`` is (O, C, kh, kw), exactly ±1
+    (not checked), best in float32 and channels_last. The result is float16 and channels_last, and exact: it consists
+    of integers. The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1], or 1) times that of B(x), in float16. The gradient
+    of the signs has their dtype, so in float32 it cannot overflow. Gradients of gradients are not defined.
     """
     problem = _obstacle(x.shape, signs.shape, stride, padding)
     if problem is not None:
         raise ValueError(f"sign_conv2d: {problem}")
     if x.dtype != torch.float16:
-        raise TypeError(f"sign_conv2d: the input is {x.dtype}, which should be torch.float16")
+        raise TypeError(f"sign_conv2d: the input is {x.dtype}; it should be torch.float16")
     if inputs not in INPUTS:
         raise ValueError(f"sign_conv2d: inputs={inputs!r} is not one of {', '.join(INPUTS)}")
-    return _convolve(x, signs, stride, padding, INPUTS.index(inputs))
+    return _convolve(x, signs, stride, padding, INPUTS.index(inputs), networks, cuda)
 
 
 def convolve_given(
-    x: Tensor, weight: Tensor, stride: int | Sequence[int], padding: int | Sequence[int]
+    x: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    networks: int,
 ) -> Tensor:
-    """``conv2d(x, weight)`` of float16 ``x`` for what is no :func:`misfit`, rounded: neither has to be ±1."""
-    return _convolve(x, weight, stride, padding, INPUTS.index("given"))
+    """``conv2d(x, weight)`` of real values, rounded to float16, for layers without a :func:`misfit`."""
+    return _convolve(x, weight, stride, padding, INPUTS.index("given"), networks, cuda=False)
 
 
 def _convolve(
@@ -110,43 +102,31 @@ def _convolve(
     stride: int | Sequence[int],
     padding: int | Sequence[int],
     kind: int,
+    networks: int,
+    cuda: bool,
 ) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
-    return forward(x, weight, halves(weight), _single(stride), _single(padding), kind)
+    stride, padding = _single(stride), _single(padding)
+    return forward(x, weight, halves(weight), stride, padding, kind, networks, cuda)
 
 
 def halves(weight: Tensor) -> Tensor:
-    """What the kernels multiply with; the gradient goes to the weight itself. Out here, the compiler can make them in
-    the kernel that computes the signs."""
+    """The weight in float16, for the kernels to multiply with; the gradient belongs to the weight itself.
+
+    Outside the operators, so that the compiler can convert in the kernel that computes the signs.
+    """
     return weight.detach().to(torch.float16).contiguous(memory_format=torch.channels_last)
 
 
-def share_device(networks: int) -> None:
-    """So many networks are going to be trained at the same time.
-
-    What is fastest alone, in many short programs, is not what does most when others fill the gaps. What was tuned for
-    another number is forgotten, and so is compiled code, which knows how many partial sums there were.
-    """
-    if networks == tuning.side_by_side:
-        return
-    tuning.side_by_side = networks
-    tuning.chosen_rows.clear()
-    if triton is not None and not INTERPRETED:
-        for kernel in sign_conv_triton.KERNELS.values():
-            kernel.cache.clear()
-    torch.compiler.reset()
-
-
 def tuned() -> dict[str, dict[tuple[Any, ...], str]]:
-    """The blocks that tuning chose: kernel -> shape -> configuration."""
-    if triton is None or INTERPRETED:
-        return {}
-    blocks = {
-        name: {tuple(key): str(config) for key, config in kernel.cache.items()}
-        for name, kernel in sign_conv_triton.KERNELS.items()
+    """The blocks that tuning chose: kernel -> (networks, shape) -> configuration."""
+    kernels = {
+        "fprop": triton_launch.FPROP,
+        "dgrad": triton_launch.DGRAD,
+        "wgrad": triton_launch.WGRAD,
     }
     rows = {key: f"{rows} rows" if rows else "Triton" for key, rows in tuning.chosen_rows.items()}
-    return {**blocks, "CUDA C++": rows}
+    return {**{name: kernel.chosen() for name, kernel in kernels.items()}, "CUDA C++": rows}
 
 
 def _obstacle(
@@ -165,7 +145,7 @@ def _obstacle(
     if c % 16 or o % 16:
         return f"{c} and {o} channels are not both multiples of 16"
     if c * kh * kw > MOST_TERMS:
-        return f"{c * kh * kw} terms a sum; float16 is exact to {MOST_TERMS}"
+        return f"a sum has {c * kh * kw} terms; float16 is exact up to {MOST_TERMS}"
     return None
 
 
@@ -177,18 +157,20 @@ def misfit(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> str | None:
-    """Why the kernels cover no such layer, whatever its values, or None."""
+    """Why the kernels cover no layer of these shapes, whatever its values, or None."""
     if len(x_shape) != 4 or len(weight_shape) != 4:
-        return "input and weight should have four dimensions"
+        return (
+            f"input {tuple(x_shape)} and weight {tuple(weight_shape)} should have four dimensions"
+        )
     if groups != 1 or _single(dilation) != 1:
-        return "groups and dilation are not supported"
+        return f"groups={groups} and dilation={dilation} are not supported, only 1"
     if _single(stride) < 1 or _single(padding) < 0:
         return f"stride {stride} or padding {padding} is not one number for both directions"
     (n, c, h, w), (o, weight_c, kh, kw) = x_shape, weight_shape
     if weight_c != c:
         return f"the input has {c} channels, the weight {weight_c}"
     if min(n, c, o, h, w, kh, kw) < 1:
-        return "nothing to compute"
+        return f"input {tuple(x_shape)} or weight {tuple(weight_shape)} is empty"
     ho, wo = output_size((h, w), (kh, kw), _single(stride), _single(padding))
     if min(ho, wo) < 1:
         return f"a {kh}×{kw} kernel is larger than the padded {h}×{w} input"
@@ -198,7 +180,7 @@ def misfit(
 
 
 def _single(value: int | Sequence[int] | str) -> int:
-    """The one number behind 2 or (2, 2); −1 where there is none."""
+    """2 of 2 or (2, 2); −1 if there is not one number for both directions."""
     if isinstance(value, int):
         return value
     if isinstance(value, str) or len(set(value)) != 1:
@@ -210,15 +192,15 @@ def _single(value: int | Sequence[int] | str) -> int:
 
 
 def _check(x: Tensor, *others: Tensor) -> None:
-    if not available() or not (INTERPRETED or x.is_cuda):
+    if not available() or not runs_on(x.device):
         raise RuntimeError(
             f"sign_conv2d needs Triton and a CUDA device; the input is on {x.device}"
         )
     for tensor in (x, *others):
         if tensor.dtype != torch.float16 or tensor.device != x.device:
             raise TypeError(
-                f"sign_conv2d: a tensor of {tensor.dtype} on {tensor.device}, "
-                f"which should be torch.float16 on {x.device}"
+                f"sign_conv2d: a tensor is {tensor.dtype} on {tensor.device}; "
+                f"it should be torch.float16 on {x.device}"
             )
         if not tensor.is_contiguous(memory_format=torch.channels_last):
             raise ValueError("sign_conv2d: a tensor is not in channels_last memory format")
@@ -235,37 +217,44 @@ def _empty_output(x: Tensor, weight_shape: Sequence[int], stride: int, padding: 
     )
 
 
-def _key(what: str, x: Tensor, outputs: int, kind: int) -> tuple[Any, ...]:
-    return what, *x.shape, outputs, kind, x.device.index
+def _key(what: str, x: Tensor, outputs: int, kind: int, networks: int) -> tuning.Key:
+    return what, *x.shape, outputs, kind, x.device.index, networks
 
 
 def _has_cuda(weight_shape: Sequence[int], stride: int, padding: int, *tensors: Tensor) -> bool:
-    return sign_conv_cuda.covers(weight_shape, stride, padding) and sign_conv_cuda.reads(*tensors)
+    return cuda_kernels.covers(weight_shape, stride, padding) and cuda_kernels.reads(*tensors)
 
 
 @torch.library.custom_op("unflip::sign_conv2d", mutates_args=())
 def forward(
-    x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, kind: int
+    x: Tensor,
+    signs: Tensor,
+    halves: Tensor,
+    stride: int,
+    padding: int,
+    kind: int,
+    networks: int,
+    cuda: bool,
 ) -> Tensor:
     """``halves`` are the signs to multiply with; ``signs`` only receives the gradient."""
     _check(x, halves)
     y = _empty_output(x, halves.shape, stride, padding)
-    by_triton = partial(fprop_by_triton, x, halves, y, stride, padding, kind)
-    if not _has_cuda(halves.shape, stride, padding, x, halves, y):
+    by_triton = partial(triton_launch.fprop, x, halves, y, stride, padding, kind, networks)
+    if not cuda or not _has_cuda(halves.shape, stride, padding, x, halves, y):
         by_triton()
         return y
     with torch.cuda.device_of(x):
         tuning.by_the_faster(
-            _key("fprop", x, halves.shape[0], kind),
-            x.shape[2],
-            partial(sign_conv_cuda.fprop, x, halves, y, kind),
+            _key("fprop", x, halves.shape[0], kind, networks),
+            cuda_kernels.choices(x.shape[2]),
+            partial(cuda_kernels.fprop, x, halves, y, kind),
             by_triton,
         )
     return y
 
 
 @forward.register_fake
-def _(x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, kind: int) -> Tensor:
+def _(x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, *_: object) -> Tensor:
     return _empty_output(x, halves.shape, stride, padding)
 
 
@@ -277,21 +266,25 @@ def input_gradient(
     stride: int,
     padding: int,
     kind: int,
+    networks: int,
+    cuda: bool,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of x, straight through the sign and clipped; and ``plus``, which it has from elsewhere."""
+    """The gradient of x, straight through the sign and clipped, plus ``plus``: its gradient from elsewhere."""
     others = [] if plus is None else [plus]
     _check(x, grad, halves, *others)
     out = torch.empty_like(x, memory_format=torch.channels_last)
-    by_triton = partial(dgrad_by_triton, grad, x, halves, plus, out, stride, padding, kind)
-    if not _has_cuda(halves.shape, stride, padding, grad, x, halves, out, *others):
+    by_triton = partial(
+        triton_launch.dgrad, grad, x, halves, plus, out, stride, padding, kind, networks
+    )
+    if not cuda or not _has_cuda(halves.shape, stride, padding, grad, x, halves, out, *others):
         by_triton()
         return out
     with torch.cuda.device_of(x):
         tuning.by_the_faster(
-            _key("dgrad", x, halves.shape[0], kind),
-            x.shape[2],
-            partial(sign_conv_cuda.dgrad, grad, x, halves, plus, out, kind),
+            _key("dgrad", x, halves.shape[0], kind, networks),
+            cuda_kernels.choices(x.shape[2]),
+            partial(cuda_kernels.dgrad, grad, x, halves, plus, out, kind),
             by_triton,
         )
     return out
@@ -304,49 +297,67 @@ def _(grad: Tensor, x: Tensor, *_: object) -> Tensor:
 
 @torch.library.custom_op("unflip::sign_conv2d_wgrad", mutates_args=())
 def _wgrad(
-    grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, kind: int
+    grad: Tensor,
+    x: Tensor,
+    kh: int,
+    kw: int,
+    stride: int,
+    padding: int,
+    kind: int,
+    networks: int,
+    cuda: bool,
 ) -> Tensor:
     """Partial sums (chunks, O, kh, kw, C) in float32; their sum over chunks is the signs' gradient."""
     _check(x, grad)
-    by_triton = partial(wgrad_by_triton, grad, x, kh, kw, stride, padding, kind)
+    by_triton = partial(triton_launch.wgrad, grad, x, kh, kw, stride, padding, kind, networks)
     o, (_, c, h, w) = grad.shape[1], x.shape
-    if c != o or not _has_cuda((o, c, kh, kw), stride, padding, x, grad):
+    if not cuda or c != o or not _has_cuda((o, c, kh, kw), stride, padding, x, grad):
         return by_triton()
-    by_cuda = partial(_wgrad_by_cuda, grad, x, kind)
+    by_cuda = partial(_wgrad_by_cuda, grad, x, kind, networks)
     with torch.cuda.device_of(x):
         rows = tuning.rows_for(
-            _key("wgrad", x, o, kind),
-            sign_conv_cuda.strip_choices(c, h, w),
-            lambda rows: by_cuda(rows).sum(0),  # fewer chunks are added faster
+            _key("wgrad", x, o, kind, networks),
+            cuda_kernels.strip_choices(c, h, w),
+            lambda rows: by_cuda(rows).sum(0),  # timed with the sum: fewer chunks are added faster
             lambda: by_triton().sum(0),
         )
         return by_cuda(rows) if rows else by_triton()
 
 
-def _wgrad_by_cuda(grad: Tensor, x: Tensor, kind: int, rows: int) -> Tensor:
-    out = empty_partial(x, grad, 3, 3, _strip_chunks(x, kind, rows))
-    sign_conv_cuda.wgrad(grad, x, out, kind, rows)
+def _wgrad_by_cuda(grad: Tensor, x: Tensor, kind: int, networks: int, rows: int) -> Tensor:
+    out = empty_partial(x, grad, 3, 3, _strip_chunks(x, kind, networks, rows))
+    cuda_kernels.wgrad(grad, x, out, kind, rows)
     return out
 
 
-def _strip_chunks(x: Tensor, kind: int, rows: int) -> int:
-    """As :func:`sign_conv_triton.chunks`, of strips: a block for each chunk and tile, two for each processor."""
+def _strip_chunks(x: Tensor, kind: int, networks: int, rows: int) -> int:
+    """As :func:`triton_launch.chunks`, for strips: one block per chunk and tile, two blocks per processor."""
     images, c, h, w = x.shape
-    plan = sign_conv_cuda.strips(images, c, h, w, kind, rows)
-    wanted = cdiv(filling(x, 2), plan.tiles)
+    plan = cuda_kernels.strips(images, c, h, w, kind, rows)
+    wanted = cdiv(filling(x, 2, networks), plan.tiles)
     wanted = max(1, min(wanted, MOST_PARTIAL // (9 * c * c)))
     return cdiv(plan.number, cdiv(plan.number, wanted))  # even shares
 
 
 @_wgrad.register_fake
-def _(grad: Tensor, x: Tensor, kh: int, kw: int, stride: int, padding: int, kind: int) -> Tensor:
-    # Which kernel it will be is known: it was timed when the layers were compared, before anything is compiled.
+def _(
+    grad: Tensor,
+    x: Tensor,
+    kh: int,
+    kw: int,
+    stride: int,
+    padding: int,
+    kind: int,
+    networks: int,
+    cuda: bool,
+) -> Tensor:
+    # The kernel is already chosen: both were timed when the layers were checked, before anything is compiled.
     c, o = x.shape[1], grad.shape[1]
-    rows = tuning.chosen_rows.get(_key("wgrad", x, o, kind), 0) if sign_conv_cuda.enabled() else 0
+    rows = tuning.chosen_rows.get(_key("wgrad", x, o, kind, networks), 0) if cuda else 0
     if rows and (kh, kw, stride, padding) == (3, 3, 1, 1):
-        chunks = _strip_chunks(x, kind, rows)
+        chunks = _strip_chunks(x, kind, networks, rows)
     else:
-        chunks = sign_conv_triton.chunks(x, size(grad), c * kh * kw, o)
+        chunks = triton_launch.chunks(x, size(grad), c * kh * kw, o, networks)
     return empty_partial(x, grad, kh, kw, chunks)
 
 
@@ -357,15 +368,20 @@ def sign_gradient(
     stride: int,
     padding: int,
     kind: int,
+    networks: int,
+    cuda: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The gradient of signs of that shape. Partial sums are added out here, where the compiler can go on with them."""
-    partial = _wgrad(grad, x, shape[2], shape[3], stride, padding, kind)
+    """The gradient of signs of that shape.
+
+    The partial sums are added outside the operator, where the compiler can fuse the sum with the next operations.
+    """
+    partial = _wgrad(grad, x, shape[2], shape[3], stride, padding, kind, networks, cuda)
     return partial.sum(0).permute(0, 3, 1, 2).to(dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, signs, halves, ctx.stride, ctx.padding, ctx.kind = inputs
+    x, signs, halves, *ctx.options = inputs  # stride, padding, kind, networks, cuda
     ctx.signs_dtype = signs.dtype
     ctx.save_for_backward(x, halves)
 
@@ -375,12 +391,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
     grad_x = grad_signs = None
     if ctx.needs_input_grad[0]:
-        grad_x = input_gradient(grad, x, halves, ctx.stride, ctx.padding, ctx.kind)
+        grad_x = input_gradient(grad, x, halves, *ctx.options)
     if ctx.needs_input_grad[1]:
-        grad_signs = sign_gradient(
-            grad, x, halves.shape, ctx.stride, ctx.padding, ctx.kind, ctx.signs_dtype
-        )
-    return grad_x, grad_signs, None, None, None, None
+        grad_signs = sign_gradient(grad, x, halves.shape, *ctx.options, ctx.signs_dtype)
+    return grad_x, grad_signs, *[None] * 6
 
 
 forward.register_autograd(_backward, setup_context=_save)

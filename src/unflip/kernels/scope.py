@@ -1,0 +1,164 @@
+"""The kernels of the networks that train side by side on a device, for as long as they train."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from unflip.kernels import check, stem_conv, tuning
+from unflip.kernels.attach import attached
+from unflip.kernels.check import Trial
+from unflip.kernels.mapping import mapped_layers
+from unflip.kernels.mapping_conv import operator as mapping_conv
+from unflip.kernels.norm import layer as norm
+from unflip.kernels.sign_conv import cuda_kernels
+from unflip.kernels.sign_conv.layer import fused_product
+from unflip.layers import binary_layers
+
+FOLDER = Path(__file__).parent
+
+
+class Kernels:
+    """Inside ``with Kernels(trials, device)``, the models use each kernel that agrees with torch.
+
+    ``trials`` are all networks that train side by side on the device. On entry the kernels are checked and attached to
+    the modules of these models, and cuDNN's flags are set; on exit all of it is restored. A kernel that fails its check
+    is left out with a warning. Nothing is attached on a CPU.
+    """
+
+    def __init__(self, trials: Sequence[Trial], device: torch.device) -> None:
+        self.trials, self.device = trials, device
+        self.networks = len(trials)
+        self.cuda = False  # whether CUDA C++ kernels are used
+        self._scope = ExitStack()
+
+    def __enter__(self) -> Kernels:
+        with ExitStack() as scope:
+            if tuning.runs_on(self.device):
+                scope.enter_context(_cudnn_flags())
+            if tuning.available() and tuning.runs_on(self.device):
+                fused = self._attach_product(scope)
+                self._attach_stems(scope)
+                if fused:
+                    self._attach_norm(scope)
+                self._attach_mapping(scope)
+            self._scope = scope.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._scope.close()
+
+    def fingerprint(self) -> str:
+        """Changes with the kernels' sources and with every choice that a graph of compiled code does not show."""
+        digest = hashlib.sha256()
+        for path in sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.cu")]):
+            digest.update(f"{path.relative_to(FOLDER)}\n".encode())
+            digest.update(path.read_bytes())
+        choices = tuning.graph_choices(self.networks) if self.cuda else "Triton"
+        digest.update(f"{self.networks} {choices}".encode())
+        return digest.hexdigest()
+
+    def _attach_product(self, scope: ExitStack) -> bool:
+        """The binary layers' products: by CUDA C++ and Triton, by Triton only, or by cuDNN. False: by cuDNN."""
+        problem = None
+        for cuda in (True, False) if cuda_kernels.allowed() else (False,):
+            kernel = partial(fused_product, networks=self.networks, cuda=cuda)
+            with ExitStack() as trial:
+                trial.enter_context(attached(self._modules(_binary), fused_product=kernel))
+                problem = self._problem(check.check_product)
+                if problem is None:
+                    self.cuda = cuda
+                    scope.enter_context(trial.pop_all())
+                    return True
+            if cuda:
+                _warn(f"training without our CUDA C++ kernels, because they failed: {problem}")
+        _warn(f"training with cuDNN's convolutions, because our kernels failed: {problem}")
+        return False
+
+    def _attach_stems(self, scope: ExitStack) -> None:
+        """The float convolutions of images, in half precision."""
+        problem = self._problem(
+            lambda trial: check.check_stems(trial, self.networks) if trial.half else None
+        )
+        if problem is not None:
+            _warn(f"training with cuDNN's first convolution, because our kernels failed: {problem}")
+            return
+        for trial in self.trials:
+            if trial.half:
+                stems = stem_conv.stems(trial.model).values()
+                scope.enter_context(stem_conv.by_kernel(stems, self.networks))
+
+    def _attach_norm(self, scope: ExitStack) -> None:
+        """The operations after a binary convolution."""
+        if not norm.allowed():
+            return
+        kernel = partial(norm.fused_norm, networks=self.networks, cuda=self.cuda)
+        problem = self._problem(lambda trial: check.check_norm(trial, kernel))
+        if problem is not None:
+            _warn(f"training with the compiler's BatchNorm, because our kernels failed: {problem}")
+            return
+        scope.enter_context(attached(self._modules(check.binary_convolutions), fused_norm=kernel))
+
+    def _attach_mapping(self, scope: ExitStack) -> None:
+        """The networks that predict weights."""
+        problem = self._problem(lambda trial: check.check_mapping(trial.model, self.networks))
+        if problem is not None:
+            _warn(f"predicting weights without our kernels, because they failed: {problem}")
+            return
+        kernel = partial(mapping_conv.predict_fused, networks=self.networks)
+        scope.enter_context(attached(self._modules(_mapped), fused_predict=kernel))
+
+    def _modules(self, of: Callable[[nn.Module], Sequence[nn.Module]]) -> list[nn.Module]:
+        return [module for trial in self.trials for module in of(trial.model)]
+
+    def _problem(self, compare: Callable[[Trial], None]) -> str | None:
+        """The first line of the first error, for one network of each family."""
+        try:
+            for trial in {trial.family: trial for trial in self.trials}.values():
+                compare(trial)
+        except Exception as error:
+            return first_line(error)
+        return None
+
+
+def _binary(model: nn.Module) -> list[nn.Module]:
+    return [layer for _, layer in binary_layers(model)]
+
+
+def _mapped(model: nn.Module) -> list[nn.Module]:
+    return list(mapped_layers(model).values())
+
+
+@contextmanager
+def _cudnn_flags() -> Iterator[None]:
+    """cuDNN's flags belong to the process: scopes that overlap have to be nested."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.allow_tf32
+    try:
+        cudnn.benchmark = True
+        # TF32 would round the predictions: the bits of training would not be those that are frozen.
+        cudnn.allow_tf32 = False
+        yield
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32 = before
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=5)
