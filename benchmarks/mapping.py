@@ -32,8 +32,9 @@ from unflip.data import ImageSet
 from unflip.kernels import mapping, mapping_conv
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
+from unflip.recipes.build import build_model
 from unflip.train.engine import Engine
-from unflip.train.learner import Learner, build_model
+from unflip.train.learner import Learner
 
 LNS = {"name": "lns", "base": DOREFA}
 Mapped = list[tuple[Tensor, Any]]

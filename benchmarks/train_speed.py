@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from unflip import models
 from unflip.data import ImageSet
 from unflip.methods.lns import warm_start
+from unflip.recipes.build import build_model
+from unflip.recipes.schema import Recipe
 from unflip.train.engine import Engine
-from unflip.train.learner import Learner, build_model
-from unflip.train.recipe import Recipe
+from unflip.train.learner import Learner
 
 DOREFA = {"name": "dorefa", "inputs": "pm1"}
 

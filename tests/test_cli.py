@@ -20,7 +20,7 @@ import unflip.cli as unflip_cli
 from unflip import __version__, methods, models
 from unflip.cli import app
 from unflip.data.cifar import load_cifar10
-from unflip.train.recipe import load_recipe, recipe_names
+from unflip.recipes.load import load_recipe, recipe_names
 
 Start = Callable[..., Any]
 

@@ -8,7 +8,7 @@ import torch
 
 from unflip import demo, freeze
 from unflip.packing.file import read
-from unflip.train.recipe import load_recipe
+from unflip.recipes.load import load_recipe
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from unflip import models
 from unflip.cli import app
 from unflip.methods import base
 from unflip.models import base as models_base
-from unflip.train.recipe import load_recipe
+from unflip.recipes.load import load_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 
 from unflip.cli import app
 from unflip.cli import study as cli
+from unflip.recipes.load import load_recipe
+from unflip.recipes.schema import Recipe
 from unflip.report import render, report_data
 from unflip.runs.run import recipe_difference
 from unflip.study import methods
 from unflip.study import study as studies
 from unflip.study.study import Study
-from unflip.train.recipe import Recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from unflip.train.recipe import Recipe
 
 import unflip
 from unflip import methods
@@ -13,7 +14,6 @@ from unflip.data import load as load_data
 from unflip.layers import BinaryLinear, binary_layers
 from unflip.methods.bop import Bop
 from unflip.train.learner import Learner, build_model
-from unflip.train.recipe import Recipe
 
 
 def step(optimizer: Bop, weight: nn.Parameter, grad: list[float]) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from unflip.train.recipe import Recipe
 
 import unflip
 from unflip import methods
@@ -12,7 +13,6 @@ from unflip.data import load as load_data
 from unflip.layers import BinaryConv2d, BinaryLayer, BinaryLinear
 from unflip.methods.gbcn import GBCN, GRADIENT_SHARE, GeneticSign
 from unflip.train.learner import Learner, build_model
-from unflip.train.recipe import Recipe
 
 
 def genetic(layer: BinaryLayer) -> GeneticSign:

@@ -12,8 +12,8 @@ from unflip import models
 from unflip.data import load
 from unflip.models.base import scaled_channels
 from unflip.models.resnet import OptionA
-from unflip.train.learner import build_model
-from unflip.train.recipe import load_recipe
+from unflip.recipes.build import build_model
+from unflip.recipes.load import load_recipe
 
 PUBLISHED = {
     "resnet20": [16, 32, 64],

@@ -5,15 +5,16 @@ import pytest
 from unflip.data import load as load_data
 from unflip.packing import read
 from unflip.packing.file import sha256
+from unflip.recipes.load import load_recipe
+from unflip.train.job import RunOptions
 from unflip.train.loop import train
-from unflip.train.recipe import load_recipe
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "digits"
     recipe = load_recipe("digits-dorefa", ["epochs=1", "model.width=4", "allow_no_flips=true"])
-    train(recipe, load_data("digits", None), out, device="cpu", seeds=range(2))
+    train(recipe, load_data("digits", None), out, options=RunOptions(device="cpu"), seeds=range(2))
     return out
 
 

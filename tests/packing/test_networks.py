@@ -13,10 +13,12 @@ from unflip.packing import make_packed, pack, read
 from unflip.packing.describe import describe, value_shapes
 from unflip.packing.file import to_bytes
 from unflip.packing.reference import evaluate, evaluate_all
+from unflip.recipes.build import build_model
+from unflip.recipes.load import load_recipe
 from unflip.runs import checkpoint
-from unflip.train.learner import build_model, model_state
+from unflip.runs.load import model_state
+from unflip.train.job import RunOptions
 from unflip.train.loop import train
-from unflip.train.recipe import load_recipe
 
 NETWORKS = {
     "resnet20": ({"width": 4, "in_channels": 1}, 8),
@@ -114,7 +116,7 @@ def test_descriptions_are_of_what_is_there(lively):
 def test_the_same_answers_on_all_test_digits(tmp_path):
     data = load_data("digits", None)
     recipe = load_recipe("digits-dorefa", ["epochs=3", "model.width=8", "allow_no_flips=true"])
-    train(recipe, data, tmp_path / "run", device="cpu")
+    train(recipe, data, tmp_path / "run", options=RunOptions(device="cpu"))
     model = build_model(recipe, data, seed=0).eval()
     saved = checkpoint.load_usable(tmp_path / "run" / "seed-0")
     model.load_state_dict(model_state(saved.tensors))

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from unflip.data import load as load_data
+from unflip.recipes.load import load_recipe
+from unflip.recipes.schema import Recipe
+from unflip.train.job import RunOptions
 from unflip.train.loop import train
-from unflip.train.recipe import Recipe, load_recipe
 
 SMALL = ["model.width=4", "batch_size=128", "allow_no_flips=true"]
 EVIL = "LNS </script><img src=x onerror=\"document.title='broken'\"> & <b>α</b> \u2028"
@@ -28,7 +30,7 @@ def _train(root: Path, name: str, seeds: int, *overrides: str) -> Recipe:
     start = root / recipe.start if recipe.start else None
     train(
         recipe, load_data("digits"), root / name, seeds=range(seeds), start=start,
-        device="cpu", quiet=True,
+        options=RunOptions(device="cpu", quiet=True),
     )  # fmt: skip
     return recipe
 

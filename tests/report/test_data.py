@@ -10,14 +10,17 @@ import statistics
 import pytest
 import torch
 from torch import nn
+from unflip.report.read import ReportError
 
 from unflip import BinaryConv2d, BinaryLinear, flips_by_layer, signs
 from unflip.data import load
 from unflip.layers import binary_layers
+from unflip.recipes.build import build_model
+from unflip.recipes.load import load_recipe
+from unflip.recipes.schema import Recipe
 from unflip.report import render, report_data, write_report
 from unflip.report.curves import curves
 from unflip.report.page import embedded
-from unflip.report.read import ReportError
 from unflip.report.signs import (
     CHANNELS,
     Comparison,
@@ -27,9 +30,8 @@ from unflip.report.signs import (
     _seed,
 )
 from unflip.runs import checkpoint as checkpoints
+from unflip.runs.load import model_state
 from unflip.ste import sign
-from unflip.train.learner import build_model, model_state
-from unflip.train.recipe import Recipe, load_recipe
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from unflip.runs import checkpoint as checkpoints
-from unflip.runs.checkpoint import Checkpoint, CheckpointError, Damaged, write_atomically
+from unflip.runs.checkpoint import Checkpoint, DamagedCheckpoint
+from unflip.runs.files import RunError, write_atomically
 
 
 def made(epoch: int, step: int = 0, size: int = 100) -> Checkpoint:
@@ -133,7 +134,7 @@ def test_a_damaged_one_is_recognised_and_the_one_before_used(tmp_path: Path, dam
     assert torch.equal(found.tensors["model.weight"], made(1).tensors["model.weight"])
     [problem] = problems
     assert f"{tmp_path / 'checkpoint-00002-000000'} is damaged: " in problem
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedCheckpoint):
         checkpoints.load_at(tmp_path, 2, 0)
     assert checkpoints.survey(tmp_path) == ([(1, 0)], problems)
 
@@ -178,7 +179,7 @@ def test_a_failure_in_the_middle_leaves_the_old_ones(
     checkpoints.save(tmp_path, made(1))
     checkpoints.save(tmp_path, made(2))
     monkeypatch.setattr(os, function, Failing(getattr(os, function), number, code))
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(RunError) as error:
         checkpoints.save(tmp_path, made(3))
     assert str(tmp_path / "checkpoint-00003-000000") in str(error.value)
     assert os.strerror(code) in str(error.value)
@@ -199,7 +200,7 @@ def test_a_failed_write_leaves_the_old_file(
     path = tmp_path / "result.json"
     write_atomically(path, b"old")
     monkeypatch.setattr(os, function, Failing(getattr(os, function), 1, errno.EIO))
-    with pytest.raises(CheckpointError, match=r"result\.json"):
+    with pytest.raises(RunError, match=r"result\.json"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["result.json"]
@@ -240,7 +241,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     """A real one: a tmpfs of 256 KB, on which the third checkpoint has no room."""
     checkpoints.save(small_disk, made(1, size=20_000))
     checkpoints.save(small_disk, made(2, size=20_000))
-    with pytest.raises(CheckpointError, match="No space left on device") as error:
+    with pytest.raises(RunError, match="No space left on device") as error:
         checkpoints.save(small_disk, made(3, size=30_000))
     assert str(small_disk / "checkpoint-00003-000000.safetensors") in str(error.value)
     assert names(small_disk) == pair(1) + pair(2)
@@ -253,7 +254,7 @@ def test_a_disk_that_became_read_only(small_disk: Path) -> None:
     checkpoints.save(small_disk, made(1))
     remount = ["mount", "-o", "remount,ro", str(small_disk)]
     subprocess.run(remount, check=True)
-    with pytest.raises(CheckpointError, match="Read-only file system"):
+    with pytest.raises(RunError, match="Read-only file system"):
         checkpoints.save(small_disk, made(2))
     found, _ = checkpoints.load_latest(small_disk)
     assert found is not None
@@ -264,7 +265,7 @@ def test_a_full_disk_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The same with an ENOSPC made up, for machines that cannot mount."""
     checkpoints.save(tmp_path, made(1))
     monkeypatch.setattr(os, "fsync", Failing(os.fsync, 1, errno.ENOSPC))
-    with pytest.raises(CheckpointError, match="No space left on device") as error:
+    with pytest.raises(RunError, match="No space left on device") as error:
         checkpoints.save(tmp_path, made(2))
     assert str(tmp_path / pair(2)[1]) in str(error.value)
     assert names(tmp_path) == pair(1)
@@ -275,7 +276,7 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, made(1))
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(CheckpointError, match="Permission denied"):
+        with pytest.raises(RunError, match="Permission denied"):
             checkpoints.save(tmp_path, made(2))
         assert names(tmp_path) == pair(1)
     finally:
@@ -284,8 +285,8 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(CheckpointError, match="Not a directory"):
+    with pytest.raises(RunError, match="Not a directory"):
         checkpoints.save(tmp_path / "file", made(1))
     assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(CheckpointError, match="No such file or directory"):
+    with pytest.raises(RunError, match="No such file or directory"):
         checkpoints.save(tmp_path / "nowhere", made(1))

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from unflip.report.read import ReportError, read_run
 
 from unflip.cli.pack import pack
 from unflip.data import ImageSet
-from unflip.report.read import ReportError, read_run
 from unflip.runs import checkpoint as checkpoints
-from unflip.runs.checkpoint import CheckpointError
-from unflip.runs.files import WHAT_TO_DO, read_metrics, read_saved
+from unflip.runs.files import REMEDIES, RunError, read_json, read_metrics
 from unflip.runs.run import find_runs
 from unflip.study import record
 from unflip.train import load_recipe, train
+from unflip.train.job import RunOptions
 
 TINY = ["model.width=2", "data.validation=1200", "batch_size=64", "epochs=2", "allow_no_flips=true"]
 BASE, TUNED = (load_recipe(name, TINY) for name in ("digits-dorefa", "digits-finetune"))
@@ -26,7 +26,7 @@ BASE, TUNED = (load_recipe(name, TINY) for name in ("digits-dorefa", "digits-fin
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, digits: ImageSet) -> Path:
     out = tmp_path_factory.mktemp("finished")
-    train(BASE, digits, out, quiet=True, device="cpu", checkpoint_seconds=0)
+    train(BASE, digits, out, options=RunOptions(quiet=True, device="cpu", checkpoint_seconds=0))
     return out
 
 
@@ -36,7 +36,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "base"))
 
 
-@pytest.mark.parametrize("name", WHAT_TO_DO)
+@pytest.mark.parametrize("name", REMEDIES)
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -53,16 +53,16 @@ def test_a_damaged_file_is_named_with_what_to_do(
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(ValueError, match="is damaged") as caught:
-        read_saved(path, "recipe", "seed")
+        read_json(path, "recipe", "seed")
     message = str(caught.value)
     assert message.startswith(f"{path} is damaged: ")
     assert why in message
-    assert message.endswith(WHAT_TO_DO[name])
+    assert message.endswith(REMEDIES[name])
 
 
 def test_a_whole_one_is_read(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"epochs": 3, "accuracy": 90}')
-    assert read_saved(tmp_path / "result.json", "epochs") == {"epochs": 3, "accuracy": 90}
+    assert read_json(tmp_path / "result.json", "epochs") == {"epochs": 3, "accuracy": 90}
 
 
 @pytest.mark.parametrize("copied", ["", "result.json"], ids=["all of it", "its result"])
@@ -92,7 +92,13 @@ def test_a_start_with_a_damaged_file(
     path = run / "seed-0" / name
     path.write_text('{"reci')
     with pytest.raises(ValueError, match="is damaged") as caught:
-        train(TUNED, digits, tmp_path / "tuned", start=run, quiet=True, device="cpu")
+        train(
+            TUNED,
+            digits,
+            tmp_path / "tuned",
+            start=run,
+            options=RunOptions(quiet=True, device="cpu"),
+        )
     assert str(path) in str(caught.value)
     assert "run the same command again" in str(caught.value)
 
@@ -104,12 +110,12 @@ def test_whoever_reads_it_names_it(run: Path, digits: ImageSet, name: str, text:
     path.write_text(text)
     readers: dict[str, list[Callable[[], object]]] = {
         "recipe.json": [
-            lambda: train(BASE, digits, run, quiet=True, device="cpu"),
+            lambda: train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu")),
             lambda: record.difference(path.parent, BASE),
             lambda: pack(run, run / "network.unflip"),
         ],
         "result.json": [
-            lambda: train(BASE, digits, run, quiet=True, device="cpu"),
+            lambda: train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu")),
             lambda: record.read(path.parent, 0),
         ],
         "stopped.json": [lambda: record.stop_reason(path.parent)],
@@ -129,7 +135,7 @@ def test_what_the_message_says_brings_it_back(run: Path, digits: ImageSet, name:
     metrics = (folder / "metrics.jsonl").read_text()
     (folder / name).unlink()
     (folder / "result.json").unlink(missing_ok=True)
-    [result] = train(BASE, digits, run, quiet=True, device="cpu")
+    [result] = train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu"))
     assert result["accuracy"] == before["result.json"]["accuracy"]
     assert json.loads((folder / "recipe.json").read_text()) == before["recipe.json"]
     assert (folder / "metrics.jsonl").read_text() == metrics
@@ -142,13 +148,13 @@ def test_a_damaged_last_line_of_a_run_that_lacks_its_result(run: Path, digits: I
     result.unlink()
 
     path.write_text(f"{first}\n{last[:9]}\n")
-    with pytest.raises(CheckpointError) as caught:
-        train(BASE, digits, run, quiet=True, device="cpu")
+    with pytest.raises(RunError) as caught:
+        train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu"))
     assert f"{path} has no line of epoch 2" in str(caught.value)
     epoch, step = checkpoints.available(folder)[-1]
     for newest in folder.glob(f"checkpoint-{epoch:05d}-{step:06d}.*"):
         newest.unlink()
-    train(BASE, digits, run, quiet=True, device="cpu")  # what the message says
+    train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu"))  # what the message says
     assert result.exists()
     assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 2]
 
@@ -195,7 +201,7 @@ def test_a_run_with_a_damaged_line_goes_on_and_says_which_epoch_is_lost(
     result.unlink()
     path.write_bytes(b'{"epoch": 1, "lo\n' + last + b"\n")
     assert record.read(folder, 0) is None, "it is not over: what is damaged is nobody's yet"
-    train(BASE, digits, run, device="cpu")
+    train(BASE, digits, run, options=RunOptions(device="cpu"))
     assert f"warning: {path} has lost its lines of epochs 1\n" in capsys.readouterr().out
     assert [found["epoch"] for found in read_metrics(path)] == [2]
 

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from unflip.data import ImageSet
-from unflip.runs.checkpoint import CheckpointError
+from unflip.recipes.schema import Distill, Recipe
+from unflip.runs.files import RunError
 from unflip.study import study as core
 from unflip.study.methods import methods_study
-from unflip.study.study import run_study, write_tables
+from unflip.study.runner import run_study, write_tables
 from unflip.train import load_recipe, train
-from unflip.train.recipe import Distill, Recipe
+from unflip.train.job import RunOptions
 
 Start = Callable[..., Any]
 SMALL = [
@@ -33,7 +34,7 @@ SMALL = [
 
 
 def run(recipe: Recipe, data: ImageSet, out: Path, **options: Any) -> list[dict[str, Any]]:
-    return train(recipe, data, out, device="cpu", quiet=True, **options)
+    return train(recipe, data, out, options=RunOptions(device="cpu", quiet=True), **options)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_a_run_of_other_images_is_refused(
     if not finished:
         (tmp_path / "run" / "seed-0" / "result.json").unlink()
     recipe = load_recipe("digits-dorefa", SMALL)
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(RunError) as error:
         run(recipe, others, tmp_path / "run")
     text = str(error.value)
     assert f"{tmp_path / 'run' / 'seed-0'} holds a run that was given something else" in text
@@ -126,9 +127,9 @@ def test_a_run_from_other_weights_is_refused(
     shutil.rmtree(tmp_path / "elsewhere" / "seed-0")
     shutil.copytree(baseline / "seed-1", tmp_path / "elsewhere" / "seed-0")
     named = rf"--{what}: it had the weights of {baseline} .*, {tmp_path / 'elsewhere'} has others"
-    with pytest.raises(CheckpointError, match=named):
+    with pytest.raises(RunError, match=named):
         run(student(), digits, tuned, **given)
-    with pytest.raises(CheckpointError, match=rf"--{what}: .* {tmp_path} holds no finished run"):
+    with pytest.raises(RunError, match=rf"--{what}: .* {tmp_path} holds no finished run"):
         run(student(), digits, tuned, **{**given, what: tmp_path})
 
 
@@ -160,7 +161,7 @@ def test_weights_measured_on_other_test_images_may_be_gone_on_from(
     run(recipe, digits, tmp_path / "dorefa")
     tuning = load_recipe("digits-finetune", [*SMALL, "data.validation=0", "batch_size=1000"])
     run(tuning, fewer, tmp_path / "tuned", start=tmp_path / "dorefa")
-    with pytest.raises(CheckpointError, match=r"its test images are 450 .*, these are 449"):
+    with pytest.raises(RunError, match=r"its test images are 450 .*, these are 449"):
         run(recipe, fewer, tmp_path / "dorefa")
 
 
@@ -200,7 +201,7 @@ def test_a_run_goes_on_with_another_number_of_threads_and_says_so(
     def go_on(threads: int) -> str:
         (folder / "result.json").unlink()
         torch.set_num_threads(threads)
-        train(recipe, digits, folder.parent, device="cpu")
+        train(recipe, digits, folder.parent, options=RunOptions(device="cpu"))
         return capsys.readouterr().out
 
     assert "threads" not in go_on(before)
@@ -280,7 +281,7 @@ def test_a_study_of_other_images_is_refused_and_of_the_same_goes_on(
         return run_study(study, data, only=names, device="cpu", quiet=True)
 
     run(ours, "dorefa")
-    with pytest.raises(CheckpointError, match="--data: its training images are 16 of"):
+    with pytest.raises(RunError, match="--data: its training images are 16 of"):
         run(theirs, "dorefa", "bireal")
     assert not (tmp_path / "out" / "bireal").exists()
     moved = ours.rename(tmp_path / "c")

@@ -55,7 +55,10 @@ def base_install(*arguments: Any) -> subprocess.CompletedProcess[str]:
 
 def test_extras_are_named_as_pyproject_has_them(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    assert set(hints.EXTRAS) == {*EXTRAS, "pydantic"}  # typer needs pydantic, so it is always installed
+    assert set(hints.EXTRAS) == {
+        *EXTRAS,
+        "pydantic",
+    }  # typer needs pydantic, so it is always installed
     packages = {"yaml": "pyyaml", "sklearn": "scikit-learn"}
     for package, extra in hints.EXTRAS.items():
         listed = {name(line) for line in project["optional-dependencies"][extra]}

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from unflip.recipes.load import load_recipe
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import Checkpoint
 from unflip.study import report, task
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study
-from unflip.train.loop import Job, TrainingStopped
-from unflip.train.recipe import load_recipe
+from unflip.train.health import TrainingStopped
+from unflip.train.job import Job
 
 DIGITS = ("data.name=digits", "data.validation=0", "model.width=2", "epochs=1")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from unflip.recipes.load import load_recipe
 from unflip.study.arm import Draft, make_arms, scaled
-from unflip.train.recipe import load_recipe
 
 DRAFTS = (
     Draft("base", "base", "digits-dorefa"),

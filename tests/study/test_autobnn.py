@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from unflip.data import load
+from unflip.recipes.load import load_recipe
+from unflip.recipes.schema import Recipe
 from unflip.study import autobnn
 from unflip.study.autobnn import Found, Search, search_widths
-from unflip.train.loop import TrainingStopped
-from unflip.train.recipe import Recipe, load_recipe
+from unflip.train.health import TrainingStopped
 
 DATA = load("digits")
 SEARCH = Search(population=4, generations=2, budget=2.0, seed=3)

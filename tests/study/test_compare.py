@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from unflip.study.compare import compare
-from unflip.study.study import run_study
+from unflip.study.runner import run_study
 
 RECIPE = {
     "data": {"name": "digits"},

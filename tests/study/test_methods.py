@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from unflip.recipes.load import load_recipe
+from unflip.recipes.schema import Recipe
 from unflip.study import methods as study
-from unflip.train.recipe import Recipe, load_recipe
 
 NAMES = ["dorefa", "bireal"]
 

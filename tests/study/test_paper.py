@@ -14,11 +14,12 @@ import torch
 from unflip.data import load
 from unflip.layers import auxiliary_losses
 from unflip.methods.lns import mapped_layers
+from unflip.recipes.build import build_model
+from unflip.recipes.schema import Data, Recipe
 from unflip.runs import checkpoint as checkpoints
 from unflip.study.paper import EXPERIMENTS
-from unflip.study.study import Study, run_study
-from unflip.train.learner import build_model
-from unflip.train.recipe import Data, Recipe
+from unflip.study.runner import run_study
+from unflip.study.study import Study
 
 OnDigits = Callable[..., Study]
 

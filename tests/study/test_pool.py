@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from unflip.recipes.load import load_recipe
 from unflip.study.cluster import Cluster
 from unflip.study.pool import Pool
-from unflip.study.study import Study, run_study
+from unflip.study.runner import run_study
+from unflip.study.study import Study
 from unflip.study.task import Task
-from unflip.train.loop import Job
-from unflip.train.recipe import load_recipe
+from unflip.train.job import Job
 
 OnDigits = Callable[..., Study]
 SMALL = ("data.validation=1200", "batch_size=64", "allow_no_flips=true")

@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 
+from unflip.recipes.load import load_recipe
 from unflip.report import report_data
 from unflip.runs import checkpoint as checkpoints
-from unflip.runs.checkpoint import Checkpoint, CheckpointError
+from unflip.runs.checkpoint import Checkpoint
+from unflip.runs.files import RunError
 from unflip.study import study as core
 from unflip.study.paper import EXPERIMENTS
-from unflip.study.study import Study, next_batch, run_study, write_tables
+from unflip.study.runner import next_batch, run_study, write_tables
+from unflip.study.study import Study
 from unflip.study.task import Task
-from unflip.train.recipe import load_recipe
 
 OnDigits = Callable[..., Study]
 
@@ -267,7 +269,7 @@ def test_a_run_of_before_its_method_had_an_option_goes_on(
     assert len(trainer.calls) == calls
     run["recipe"]["method"]["sharpness"] = 3.0
     saved.write_text(json.dumps(run))
-    with pytest.raises(CheckpointError, match=r"method\.sharpness is 3\.0 there and 2\.0 here"):
+    with pytest.raises(RunError, match=r"method\.sharpness is 3\.0 there and 2\.0 here"):
         run_study(on_digits("ablation", tmp_path), only=["lns"])
 
 
@@ -361,14 +363,14 @@ def test_an_arm_of_another_baseline_is_refused(
     baseline, lns = tmp_path / "baseline", tmp_path / "lns" / "seed-0"
     given = {"images": {}, "start": {"folder": "elsewhere", "sha256": "another"}}
     (lns / "provenance.json").write_text(json.dumps(given))
-    with pytest.raises(CheckpointError, match=rf"{lns} .* weights of elsewhere .* has others"):
+    with pytest.raises(RunError, match=rf"{lns} .* weights of elsewhere .* has others"):
         run_study(on_digits("sota", tmp_path, 1), only=["tbn"])
     given["start"]["sha256"] = checkpoints.identity(baseline / "seed-0")
     (lns / "provenance.json").write_text(json.dumps(given))
     run_study(on_digits("sota", tmp_path, 1), only=["tbn"])
     shutil.rmtree(baseline)
     calls = len(trainer.calls)
-    with pytest.raises(CheckpointError, match=rf"{baseline} holds no finished run"):
+    with pytest.raises(RunError, match=rf"{baseline} holds no finished run"):
         run_study(on_digits("sota", tmp_path, 1))
     assert len(trainer.calls) == calls
 
@@ -382,7 +384,7 @@ def test_a_baseline_whose_result_was_deleted_goes_on_under_finished_arms(
     given = {"images": {}, "start": {"folder": "b", "sha256": checkpoints.identity(baseline)}}
     (lns / "provenance.json").write_text(json.dumps(given))
     (baseline / "result.json").unlink()
-    with pytest.raises(CheckpointError, match="holds no finished run"):
+    with pytest.raises(RunError, match="holds no finished run"):
         run_study(on_digits("sota", tmp_path, 1), only=["tbn"])  # which does not train it
     summary = run_study(on_digits("sota", tmp_path, 1), only=["lns"])
     assert trainer.trained == ["baseline/seed-0", "lns/seed-0", "baseline/seed-0"]
@@ -391,7 +393,7 @@ def test_a_baseline_whose_result_was_deleted_goes_on_under_finished_arms(
     given["start"]["sha256"] = "another"
     (lns / "provenance.json").write_text(json.dumps(given))
     (baseline / "result.json").unlink()
-    with pytest.raises(CheckpointError, match=rf"{lns} .* has others"):
+    with pytest.raises(RunError, match=rf"{lns} .* has others"):
         run_study(on_digits("sota", tmp_path, 1), only=["lns"])
 
 
@@ -399,7 +401,7 @@ def test_another_recipe_in_the_folder_is_refused(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
     run_study(on_digits("ablation", tmp_path), only=["baseline"])
-    with pytest.raises(CheckpointError, match="batch_size is 128 there and 64 here"):
+    with pytest.raises(RunError, match="batch_size is 128 there and 64 here"):
         run_study(on_digits("ablation", tmp_path, 2, "batch_size=64"))
     assert len(trainer.calls) == 1
 
@@ -539,10 +541,10 @@ def test_workers_are_stopped_when_one_fails(
 
     def fails(jobs: Any) -> None:
         if len(trainer.calls) == 2:
-            raise CheckpointError("the disk is full")
+            raise RunError("the disk is full")
 
     trainer.before = fails
-    with pytest.raises(CheckpointError, match="the disk is full"):
+    with pytest.raises(RunError, match="the disk is full"):
         run_study(on_digits("ablation", tmp_path), engine="pool")
     assert queue.stopped
     assert len(saved(tmp_path)["arms"][0]["runs"]) == 2
@@ -576,7 +578,7 @@ def test_tables_of_another_recipe_say_the_difference(
     tmp_path: Path, trainer: Any, on_digits: OnDigits
 ) -> None:
     run_study(on_digits("ablation", tmp_path, 2), only=["baseline"])
-    with pytest.raises(CheckpointError, match="batch_size is 128 there and 64 here"):
+    with pytest.raises(RunError, match="batch_size is 128 there and 64 here"):
         write_tables(on_digits("ablation", tmp_path, 2, "batch_size=64"))
 
 

@@ -15,11 +15,11 @@ import pytest
 from scipy import stats
 
 from unflip import __version__
-from unflip.study.arm import Paper
 from unflip.study.figures import _by_epoch, _interval, draw
 from unflip.study.paper import EXPERIMENTS
-from unflip.study.study import Study, run_study, write_tables
-from unflip.study.summary import holm, paired, seed_by_seed, welch
+from unflip.study.runner import run_study, write_tables
+from unflip.study.study import Study
+from unflip.study.summary import Paper, holm, paired, seed_by_seed, welch
 from unflip.study.table import best_mean_std
 
 OnDigits = Callable[..., Study]

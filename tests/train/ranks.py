@@ -16,6 +16,7 @@ from unflip.data import ImageSet
 from unflip.data import load as load_data
 from unflip.data.source import MemorySource
 from unflip.train import distributed, load_recipe, train
+from unflip.train.job import RunOptions
 from unflip.train.learner import Learner
 
 CPU = torch.device("cpu")
@@ -64,10 +65,10 @@ def two_runs_one_killed(out: Path) -> None:
     data = load_data("digits", None)
     overrides = ["model.width=4", "data.validation=1000", "epochs=8", "batch_size=64"]
     recipe = load_recipe("digits-dorefa", overrides)
-    train(recipe, data, out / "whole", checkpoint_seconds=0)
+    train(recipe, data, out / "whole", options=RunOptions(checkpoint_seconds=0))
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         die_at_step(13)
-    train(recipe, data, out / "killed", checkpoint_seconds=0)
+    train(recipe, data, out / "killed", options=RunOptions(checkpoint_seconds=0))
 
 
 def die_at_step(number: int) -> None:

@@ -24,10 +24,11 @@ from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.layers import binary_layers
 from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
+from unflip.recipes.build import build_model
 from unflip.train import engine as engines
 from unflip.train import load_recipe
 from unflip.train.engine import Engine, check_straight_through
-from unflip.train.learner import Learner, build_model
+from unflip.train.learner import Learner
 
 CPU = torch.device("cpu")
 # Whoever imports Triton has kernels, or makes them: a new file of that kind is found, too.

@@ -11,16 +11,17 @@ from torch import Tensor
 import unflip
 from unflip.data import ImageSet
 from unflip.layers import binary_layers
-from unflip.methods.lns import MappedSign, set_flip_rates
-from unflip.train.flip_rates import (
+from unflip.methods.flip_rates import (
     FlipRates,
     estimate_rates,
     flip_rates,
     separate_rates,
     symmetric_rate,
 )
-from unflip.train.learner import Learner, build_model
-from unflip.train.recipe import Recipe
+from unflip.methods.lns import MappedSign, set_flip_rates
+from unflip.recipes.build import build_model
+from unflip.recipes.schema import Recipe
+from unflip.train.learner import Learner
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.005, 0.1, 0.3, 0.5])

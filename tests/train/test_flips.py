@@ -10,7 +10,7 @@ from torch import nn
 
 from unflip.layers import BinaryConv2d, binary_layers
 from unflip.methods.lns import warm_start
-from unflip.train.flips import Counts, Moved
+from unflip.train.flips import Counts, Flips
 
 
 def network(method: Any = "dorefa") -> nn.Sequential:
@@ -25,7 +25,7 @@ def weight(model: nn.Module, layer: int) -> torch.Tensor:
 
 def test_flips_are_counted_from_the_last_time() -> None:
     model = network()
-    moved = Moved(model)
+    moved = Flips(model)
     assert moved.since_the_start() == Counts(0, 0, 0.0, 576)
     weight(model, 1).view(-1)[:3] *= -1
     weight(model, 0).view(-1)[:1] *= -1
@@ -45,7 +45,7 @@ def test_weights_that_a_mapping_has_turned_are_off_their_sign() -> None:
     model = network({"name": "lns", "base": "dorefa"})
     with pytest.warns(UserWarning, match="still disagrees"):
         warm_start(model, 1)
-    moved = Moved(model)
+    moved = Flips(model)
     found = moved.since_the_start()
     assert found is not None
     off = sum(
@@ -56,15 +56,15 @@ def test_weights_that_a_mapping_has_turned_are_off_their_sign() -> None:
 
 
 def test_a_float_network_has_nothing_to_count() -> None:
-    assert Moved(nn.Linear(2, 2)).since_the_start() is None
+    assert Flips(nn.Linear(2, 2)).since_the_start() is None
 
 
 def test_where_nothing_can_be_captured_it_counts_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Moved, "capture_failed", False)
+    monkeypatch.setattr(Flips, "capture_failed", False)
     model = network()
-    moved = Moved(model)
+    moved = Flips(model)
     moved.capture_next = True
     weight(model, 0).view(-1)[:2] *= -1
     with pytest.warns(UserWarning, match="counting flips without a CUDA graph"):
@@ -72,14 +72,14 @@ def test_where_nothing_can_be_captured_it_counts_all_the_same(
     assert found is not None
     assert found.flips == 2
     assert moved.since_the_start() == Counts(0, 0, 0.0, 576), "and asks no second time"
-    assert Moved.capture_failed, "nor does another network"
+    assert Flips.capture_failed, "nor does another network"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("method", ["dorefa", {"name": "lns", "base": "dorefa"}])
 def test_captured_it_counts_the_same(method: Any) -> None:
     models = [network(method).cuda() for _ in range(2)]
-    eager, captured = (Moved(model) for model in models)
+    eager, captured = (Flips(model) for model in models)
     captured.capture_next = True
     for step in range(4):
         for model in models:

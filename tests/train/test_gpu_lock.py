@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from unflip.data import load
+from unflip.recipes.load import load_recipe
 from unflip.train.engine import Engine
-from unflip.train.gpu_lock import take_turn
+from unflip.train.gpu_lock import hold_gpu
+from unflip.train.job import RunOptions
 from unflip.train.loop import train
-from unflip.train.recipe import load_recipe
 
 
 def held(path: Path) -> bool:
@@ -30,7 +31,7 @@ def test_a_turn_is_exclusive(tmp_path: Path) -> None:
 
     def work() -> None:
         for _ in range(3):
-            with take_turn(path):
+            with hold_gpu(path):
                 inside.append(1)
                 most.append(len(inside))
                 time.sleep(0.01)
@@ -48,7 +49,7 @@ def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "turn"
 
     def work() -> None:
-        with take_turn(path):
+        with hold_gpu(path):
             assert held(path)
             raise ZeroDivisionError
 
@@ -60,15 +61,15 @@ def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
 def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
     path = tmp_path / "turn"
     with (
-        take_turn(path),
+        hold_gpu(path),
         pytest.raises(KeyboardInterrupt, match="waiting for a turn"),
-        take_turn(path, stop=[15]),
+        hold_gpu(path, stop=[15]),
     ):
         pass
 
 
 def test_no_one_to_wait_for() -> None:
-    with take_turn(None):
+    with hold_gpu(None):
         pass
 
 
@@ -94,7 +95,12 @@ def test_training_holds_the_turn_while_epochs_run(
     small = ["epochs=1", "model.width=2", "data.validation=1200", "allow_no_flips=true"]
     recipe = load_recipe("digits-dorefa", small)
     try:
-        train(recipe, load("digits"), tmp_path, device="cpu", turn=path, quiet=True)
+        train(
+            recipe,
+            load("digits"),
+            tmp_path,
+            options=RunOptions(device="cpu", gpu_lock=path, quiet=True),
+        )
     except ZeroDivisionError:
         assert fails
     compiled, *steps = seen

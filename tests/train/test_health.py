@@ -13,13 +13,14 @@ from unflip.data import ImageSet
 from unflip.methods.dorefa import LayerMeanSign
 from unflip.train import TrainingStopped, load_recipe, train
 from unflip.train.engine import Engine
-from unflip.train.health import Watch
+from unflip.train.health import Health
+from unflip.train.job import RunOptions
 
 OVERRIDES = ["model.width=2", "data.validation=1200", "batch_size=64"]
 
 
-def watch(*overrides: str, name: str = "digits-dorefa") -> Watch:
-    return Watch(load_recipe(name, list(overrides)), classes=10)
+def watch(*overrides: str, name: str = "digits-dorefa") -> Health:
+    return Health(load_recipe(name, list(overrides)), classes=10)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -134,7 +135,13 @@ def test_a_float_network_has_no_signs_to_watch() -> None:
 
 def run(out: Path, data: ImageSet, *overrides: str, **options: Any) -> None:
     recipe = load_recipe("digits-dorefa", [*OVERRIDES, *overrides])
-    train(recipe, data, out, device="cpu", quiet=True, checkpoint_seconds=0, **options)
+    train(
+        recipe,
+        data,
+        out,
+        options=RunOptions(device="cpu", quiet=True, checkpoint_seconds=0),
+        **options,
+    )
 
 
 def epochs_written(out: Path) -> int:
@@ -191,7 +198,7 @@ def test_a_learning_rate_that_blows_up_stops_the_run(
     """A binary layer refuses a NaN at once; a float network shows it in the epoch's loss."""
     recipe = load_recipe(name, [*OVERRIDES, "epochs=3", "optimizer.lr=1e30"])
     with pytest.raises(TrainingStopped, match=r"(?i)nan.*Lower optimizer\.lr \(now 1e\+30\)"):
-        train(recipe, digits, tmp_path, device="cpu", quiet=True)
+        train(recipe, digits, tmp_path, options=RunOptions(device="cpu", quiet=True))
     assert not (tmp_path / "seed-0" / "result.json").exists()
 
 

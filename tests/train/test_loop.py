@@ -22,13 +22,14 @@ from torch import Tensor, nn
 
 from unflip import models
 from unflip.data import ImageSet
+from unflip.recipes.schema import Recipe
 from unflip.runs import checkpoint as checkpoints
-from unflip.runs.checkpoint import CheckpointError
+from unflip.runs.files import RunError
 from unflip.runs.run import find_runs
 from unflip.train import load_recipe, loop, train, train_together
 from unflip.train.engine import Engine
+from unflip.train.job import RunOptions
 from unflip.train.live_run import Seed
-from unflip.train.recipe import Recipe
 
 Start = Callable[..., Any]
 Hash = Callable[[Path], str]
@@ -63,7 +64,9 @@ def lns() -> Recipe:
 
 def run(recipe: Recipe, data: ImageSet, out: Path, **options: Any) -> list[dict[str, Any]]:
     """Train with a checkpoint after every epoch."""
-    return train(recipe, data, out, checkpoint_seconds=0, device="cpu", **options)
+    return train(
+        recipe, data, out, options=RunOptions(checkpoint_seconds=0, device="cpu"), **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -422,7 +425,7 @@ def test_the_run_of_another_recipe_is_refused(digits: ImageSet, whole: Path) -> 
         "digits-dorefa",
         [*OVERRIDES, "optimizer.lr=0.2", "method.inputs=01", "schedule.name=constant"],
     )
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(RunError) as error:
         run(other, digits, whole)
     text = str(error.value)
     assert str(whole / "seed-0") in text
@@ -444,13 +447,13 @@ def test_another_process_in_the_folder_is_refused(
     long = [*OVERRIDES, "epochs=300"]
     first = start("train", "digits-dorefa", *long, "--out", tmp_path, checkpoint_seconds=0)
     first.wait_for(lambda: epochs_written(tmp_path / "seed-0") >= 1)
-    with pytest.raises(CheckpointError, match=r"another process is training in .*seed-0"):
+    with pytest.raises(RunError, match=r"another process is training in .*seed-0"):
         run(load_recipe("digits-dorefa", long), digits, tmp_path, seeds=[1, 0], quiet=True)
     assert not (tmp_path / "seed-1").exists()
     assert first.process.is_alive()
     first.send(signal.SIGKILL)
     written = epochs_written(tmp_path / "seed-0")
-    with pytest.raises(CheckpointError, match="epochs is 300 there and 4 here"):
+    with pytest.raises(RunError, match="epochs is 300 there and 4 here"):
         run(load_recipe("digits-dorefa", OVERRIDES), digits, tmp_path)
     assert epochs_written(tmp_path / "seed-0") == written
 
@@ -682,7 +685,7 @@ def test_a_result_is_of_the_last_epoch_or_there_is_none(
     (folder / "result.json").unlink()
     path = folder / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(CheckpointError, match=f"has no line of epoch {EPOCHS}, whose accuracy is"):
+    with pytest.raises(RunError, match=f"has no line of epoch {EPOCHS}, whose accuracy is"):
         run(dorefa, digits, tmp_path)
     assert not (folder / "result.json").exists()
     for last in folder.glob(f"checkpoint-{EPOCHS:05d}-*"):
@@ -798,7 +801,7 @@ def test_a_disk_that_fills_up(
     """An error that names the file; the last good checkpoint stays, and the run goes on from it."""
     size = sum(p.stat().st_size for p in (whole / "seed-0").iterdir())
     filler = fill(disk, leave=int(size * 1.2))  # the third checkpoint has no room
-    with pytest.raises(CheckpointError, match="No space left on device") as error:
+    with pytest.raises(RunError, match="No space left on device") as error:
         run(dorefa, digits, disk / "run", quiet=True)
     assert str(disk / "run" / "seed-0" / "checkpoint-") in str(error.value)
     kept, problems = checkpoints.survey(disk / "run" / "seed-0")
@@ -814,7 +817,7 @@ def test_a_disk_that_is_full_from_the_start(
     disk: Path, digits: ImageSet, dorefa: Recipe, leave: int
 ) -> None:
     fill(disk, leave=leave)
-    with pytest.raises(CheckpointError, match="No space left on device"):
+    with pytest.raises(RunError, match="No space left on device"):
         run(dorefa, digits, disk / "runs" / "mine", quiet=True)
     assert sorted(p.name for p in disk.iterdir()) == ["filler"]
 
@@ -881,7 +884,7 @@ def test_other_recipes_side_by_side_end_as_alone(
         loop.Job(recipe, 0, tmp_path / name)
         for name, recipe in (("dorefa", dorefa), ("bireal", bireal), ("slow", slow))
     ]
-    together = train_together(jobs, digits, device="cpu", quiet=True)
+    together = train_together(jobs, digits, options=RunOptions(device="cpu", quiet=True))
     for job, result in zip(jobs, together, strict=True):
         [alone] = run(job.recipe, digits, tmp_path / "alone" / job.out.name, quiet=True)
         assert result["accuracy"] == alone["accuracy"]
@@ -896,7 +899,7 @@ def test_recipes_that_take_other_steps_are_not_trained_together(
     longer = dorefa.model_copy(update={"name": "longer", "epochs": 9})
     jobs = [loop.Job(dorefa, 0, tmp_path / "a"), loop.Job(longer, 0, tmp_path / "b")]
     with pytest.raises(ValueError, match=r"longer cannot be trained beside .*epochs is 9, not 4"):
-        train_together(jobs, digits, device="cpu")
+        train_together(jobs, digits, options=RunOptions(device="cpu"))
 
 
 def test_estimated_flip_rates_are_estimated_before_the_first_epoch(

@@ -13,9 +13,11 @@ from torch import Tensor
 from unflip.data import ImageSet
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign, warm_start
+from unflip.recipes.build import build_model
+from unflip.recipes.load import RecipeError, load_recipe, recipe_names
+from unflip.recipes.schema import Recipe, Schedule
 from unflip.train.engine import Engine
-from unflip.train.learner import Learner, build_model, load_start
-from unflip.train.recipe import Recipe, RecipeError, Schedule, load_recipe, recipe_names
+from unflip.train.learner import Learner, load_start
 
 CPU = torch.device("cpu")
 PAPER = [f"cifar10-resnet20-{kind}" for kind in ("float", "dorefa", "finetune", "mapping", "lns")]

@@ -11,15 +11,21 @@ import numpy as np
 import pytest
 
 from unflip.data import DataError, ImageSet, load
+from unflip.recipes.build import build_model
 from unflip.train import RecipeError, load_recipe, train
-from unflip.train.learner import build_model
+from unflip.train.job import RunOptions
 
 Start = Callable[..., Any]
 VGG = ["model={name: vgg_small, width: 8}", "data.validation=1200", "batch_size=64", "epochs=1"]
 
 
 def test_vgg_small_learns_from_images_of_8_by_8(digits: ImageSet, tmp_path: Path) -> None:
-    [result] = train(load_recipe("digits-dorefa", VGG), digits, tmp_path, quiet=True, device="cpu")
+    [result] = train(
+        load_recipe("digits-dorefa", VGG),
+        digits,
+        tmp_path,
+        options=RunOptions(quiet=True, device="cpu"),
+    )
     assert 0 <= result["accuracy"] <= 100
 
 

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from unflip.data import ImageSet
+from unflip.recipes.build import build_model
+from unflip.recipes.schema import Distill, Recipe
 from unflip.train import load_recipe, teacher, train
-from unflip.train.learner import Learner, Objective, build_model, divergence
-from unflip.train.recipe import Distill, Recipe
+from unflip.train.job import RunOptions
+from unflip.train.learner import Learner, Objective, divergence
 from unflip.train.teacher import Teacher, load_teacher
 
 CPU = torch.device("cpu")
@@ -22,7 +24,12 @@ SMALL = ["data.validation=1200", "model.width=4", "batch_size=32", "epochs=2"]
 @pytest.fixture(scope="module")
 def teacher_run(tmp_path_factory: pytest.TempPathFactory, digits: ImageSet) -> Path:
     out = tmp_path_factory.mktemp("teacher")
-    train(load_recipe("digits-float", SMALL), digits, out, device="cpu", quiet=True)
+    train(
+        load_recipe("digits-float", SMALL),
+        digits,
+        out,
+        options=RunOptions(device="cpu", quiet=True),
+    )
     return out
 
 
@@ -69,11 +76,13 @@ def test_the_loss_is_a_mixture(student: Recipe, digits: ImageSet) -> None:
 def test_a_student_learns_from_its_teacher_and_resumes(
     teacher_run: Path, student: Recipe, digits: ImageSet, tmp_path: Path
 ) -> None:
-    [result] = train(student, digits, tmp_path, teacher=teacher_run, device="cpu", quiet=True)
+    [result] = train(
+        student, digits, tmp_path, teacher=teacher_run, options=RunOptions(device="cpu", quiet=True)
+    )
     plain = student.model_copy(update={"distill": None, "name": "plain"})
-    [alone] = train(plain, digits, tmp_path / "plain", device="cpu", quiet=True)
+    [alone] = train(plain, digits, tmp_path / "plain", options=RunOptions(device="cpu", quiet=True))
     assert result["loss"] != alone["loss"]
-    again = train(student, digits, tmp_path, device="cpu", quiet=True)
+    again = train(student, digits, tmp_path, options=RunOptions(device="cpu", quiet=True))
     assert again == [result], "finished: the teacher is not needed any more"
 
 
@@ -86,11 +95,23 @@ def test_what_is_refused(
 ) -> None:
     plain = student.model_copy(update={"distill": None})
     with pytest.raises(ValueError, match=r"learns from a run of digits-float: give --teacher"):
-        train(student, digits, tmp_path / "a", device="cpu", quiet=True)
+        train(student, digits, tmp_path / "a", options=RunOptions(device="cpu", quiet=True))
     with pytest.raises(ValueError, match=r"has no teacher, but --teacher is"):
-        train(plain, digits, tmp_path / "a", teacher=teacher_run, device="cpu", quiet=True)
+        train(
+            plain,
+            digits,
+            tmp_path / "a",
+            teacher=teacher_run,
+            options=RunOptions(device="cpu", quiet=True),
+        )
     with pytest.raises(ValueError, match=r"is not one\. Run: unflip train digits-float"):
-        train(student, digits, tmp_path / "a", teacher=tmp_path, device="cpu", quiet=True)
+        train(
+            student,
+            digits,
+            tmp_path / "a",
+            teacher=tmp_path,
+            options=RunOptions(device="cpu", quiet=True),
+        )
     assert not (tmp_path / "a").exists()
     images = digits.source(CPU)
     more = student.model_copy(update={"data": student.data.model_copy(update={"validation": 0})})

@@ -18,8 +18,9 @@ from unflip import models
 from unflip.data import ImageSet
 from unflip.methods import base as methods_base
 from unflip.models import base as models_base
-from unflip.train.loop import Job, train, train_together
-from unflip.train.recipe import load_recipe
+from unflip.recipes.load import load_recipe
+from unflip.train.job import Job, RunOptions
+from unflip.train.loop import train, train_together
 from unflip.uses import ModuleMissing, use
 
 # A learned threshold for each filter; a tanh that grows steeper by epochs, with a loss of its own; an optimizer.
@@ -32,6 +33,7 @@ from unflip.methods.base import BinaryWeight, Method, WeightBinarizer, register
 from unflip.methods.binarynet import HardTanhSign, PlainSign
 from unflip.models import binary_twin, register_model
 from unflip.ste import sign
+from unflip.train.job import RunOptions
 
 class LearnedThreshold(WeightBinarizer):
     def __init__(self, layer):
@@ -176,7 +178,7 @@ def test_a_start_that_gets_ones_own_network_gets_its_module(mine: Path) -> None:
 def test_the_three_kinds_of_method_train(mine: Path, digits: ImageSet) -> None:
     for method, epochs in (("threshold", 1), ("steeper", 2)):
         recipe = load_recipe("own.yaml", [f"method={method}", f"epochs={epochs}"])
-        train(recipe, digits, mine / method, device="cpu", quiet=True)
+        train(recipe, digits, mine / method, options=RunOptions(device="cpu", quiet=True))
     line = json.loads((mine / "steeper/seed-0/metrics.jsonl").read_text().splitlines()[-1])
     assert set(line["auxiliary_loss"]) == {"2"}
 
@@ -232,10 +234,12 @@ def test_recipes_without_modules_are_written_as_before(mine: Path) -> None:
 
 def test_a_run_tells_that_its_code_has_changed(mine: Path, digits: ImageSet) -> None:
     recipe = load_recipe("own.yaml")
-    train(recipe, digits, mine / "runs", device="cpu", quiet=True)
+    train(recipe, digits, mine / "runs", options=RunOptions(device="cpu", quiet=True))
     (mine / "mine.py").write_text(MINE + "# another method, or none\n")
     with pytest.warns(UserWarning, match="began with other code of 'mine'"):
-        train_together([Job(recipe, 0, mine / "runs")], digits, device="cpu", quiet=True)
+        train_together(
+            [Job(recipe, 0, mine / "runs")], digits, options=RunOptions(device="cpu", quiet=True)
+        )
 
 
 def test_a_cell_that_is_run_again_registers_again(mine: Path) -> None:
@@ -255,4 +259,4 @@ def test_an_optimizer_whose_state_no_checkpoint_has_is_refused(
     """It trained to its end, and whoever had interrupted it could not go on."""
     recipe = load_recipe("own.yaml", ["method=late", f"method.whole={whole}"])
     with pytest.raises(ValueError, match=message):
-        train(recipe, digits, mine / "runs", device="cpu", quiet=True)
+        train(recipe, digits, mine / "runs", options=RunOptions(device="cpu", quiet=True))

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from unflip.data import ImageSet
+from unflip.recipes.build import build_model
+from unflip.recipes.load import RecipeError
 from unflip.runs import checkpoint as checkpoints
-from unflip.runs.checkpoint import CheckpointError
+from unflip.runs.files import RunError
+from unflip.runs.load import model_state
 from unflip.study.compare import compare
 from unflip.train import load_recipe, train
-from unflip.train.learner import build_model, model_state
-from unflip.train.recipe import RecipeError
+from unflip.train.job import RunOptions
 
 SMALL = [
     "model.width=2",
@@ -30,7 +32,7 @@ SMALL = [
 
 
 def run(recipe: Any, data: ImageSet, out: Path, **options: Any) -> list[dict[str, Any]]:
-    return train(recipe, data, out, device="cpu", quiet=True, **options)
+    return train(recipe, data, out, options=RunOptions(device="cpu", quiet=True), **options)
 
 
 def recipe(*overrides: str) -> Any:
@@ -66,7 +68,7 @@ def test_a_run_starts_from_the_weights_and_says_which(
     moved = file.rename(tmp_path / "same.safetensors")
     run(own, digits, tmp_path / "out", start=moved)
     safetensors.torch.save_file({k: v + 1 for k, v in state.items()}, file)
-    with pytest.raises(CheckpointError, match=r"it had the weights of .*, .* has others"):
+    with pytest.raises(RunError, match=r"it had the weights of .*, .* has others"):
         run(own, digits, tmp_path / "out", start=file)
 
 
