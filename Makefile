@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The native library is part of what is installed: a change here builds it anew (what changed of it).
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo test lint format wheel clean
+.PHONY: demo test lint format wheel report clean
 
 demo: $(VENV)/installed
 	$(BIN)/unflip demo
@@ -29,6 +29,14 @@ format: $(VENV)/installed
 # One file with the native library built in: it installs where there is no compiler.
 wheel: $(VENV)/installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# All studies on one page, build/report.html, made from the archives in results/.
+STUDIES := readings ablation sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods
+report: $(VENV)/installed
+	rm -rf build/results
+	mkdir -p build/results
+	for archive in results/*/*/raw.tar.xz; do $(BIN)/python -m tarfile --filter data --extract $$archive build/results || exit 1; done
+	$(BIN)/unflip report $(STUDIES:%=build/results/cifar10/%) --out build/report.html
 
 # Editable, so that the sources are what runs. constraints.txt keeps torch at a CPU build that is known to work.
 # The build's own requirements come first: without isolation they are pinned too, and a second build is quick.

@@ -19,7 +19,12 @@ from unflip.models import base as models_base
 from unflip.recipes.load import load_recipe
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "results" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def code_blocks(page: Path) -> list[str]:
@@ -27,9 +32,11 @@ def code_blocks(page: Path) -> list[str]:
 
 
 def commands() -> list[str]:
+    """Those in blocks, and those in the last cell of a row of the README's tables."""
     lines = "\n".join(page.read_text() for page in PAGES).splitlines()
     found = [line.strip().split("#")[0].strip() for line in lines if line.startswith("    unflip ")]
-    assert len(found) >= 5
+    found += [cell[1] for line in lines if (cell := re.search(r"`(unflip [^`]+)` \|$", line))]
+    assert len(found) >= 20
     return sorted(set(found))
 
 

@@ -1,0 +1,359 @@
+"""The tables of README.md and results/README.md, made from the files beside this script.
+
+python results/tables.py            # shows them
+python results/tables.py --write    # writes them between the marks of both pages; a test checks that they are current
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy import stats  # type: ignore[import-untyped]
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+CIFAR10 = HERE / "cifar10"
+# Study -> the arm that its table compares the others with.
+REFERENCES = {
+    "first-lns": "finetune",
+    "first-controls": "lns",
+    "readings": "baseline",
+    "ablation": "finetune-0.01",
+    "sota": "baseline",
+    "controls": "finetune",
+    "corrections": "finetune",
+    "alpha": "alpha-0",
+    "rho": "rho-0",
+    "beyond": "conv",
+    "final": "baseline",
+}
+FIRST_GRIDS = {"alpha": "first-alpha", "rho": "first-rho"}
+# Study -> the arms of it in the README of the repository, in this order.
+HEADLINE = {
+    "readings": ("baseline", "conv", "conv-wide"),
+    "ablation": (
+        "finetune-0.01",
+        "finetune-0.001",
+        "finetune-still",
+        "mapping",
+        "lns",
+        "lns-frozen",
+        "one-mean",
+    ),
+    "sota": ("xnor", "tbn", "dsq"),  # its other arms are rows above
+    "final": ("strongest", "alone"),
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Accuracy over the seeds of an arm; ``std`` is None for one seed."""
+
+    best: float | None
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figures:
+        several = len(values) > 1
+        std = statistics.stdev(values) if several else None
+        return cls(max(values) if several else None, statistics.fmean(values), std)
+
+    def mean_std(self) -> str:
+        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+
+    def whole(self) -> str:
+        """``86.35 (85.60 ± 0.38)``: best (mean ± std), as the LNS paper writes it."""
+        return self.mean_std() if self.best is None else f"{self.best:.2f} ({self.mean_std()})"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of a study's table: a recipe and its runs."""
+
+    name: str
+    label: str
+    start: str | None  # the arm whose runs it started from
+    command: str
+    paper: Figures | None
+    accuracies: Mapping[int, float]  # seed -> accuracy of the last epoch
+    stopped: Mapping[int, str]  # seed -> why the run stopped
+    rows: Sequence[Mapping[str, str]]
+
+    @property
+    def figures(self) -> Figures | None:
+        return Figures.of(list(self.accuracies.values())) if self.accuracies else None
+
+
+def read_studies(folder: Path = CIFAR10) -> dict[str, dict[str, Arm]]:
+    """Every study in the ``runs.csv`` files below a folder: study -> arm's name -> arm."""
+    rows: dict[str, dict[str, list[dict[str, str]]]] = {}
+    for path in sorted(folder.glob("*/runs.csv")):
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                rows.setdefault(row["study"], {}).setdefault(row["arm"], []).append(row)
+    return {
+        study: {name: _arm(name, runs) for name, runs in arms.items()}
+        for study, arms in rows.items()
+    }
+
+
+def _arm(name: str, rows: Sequence[Mapping[str, str]]) -> Arm:
+    first = rows[0]
+    best, mean, std = (_number(first[f"paper_{part}"]) for part in ("best", "mean", "std"))
+    return Arm(
+        name,
+        first["label"],
+        first["start"] or None,
+        first["command"],
+        None if mean is None else Figures(best, mean, std),
+        {int(row["seed"]): float(row["accuracy"]) for row in rows if row["accuracy"]},
+        {int(row["seed"]): row["stopped"] for row in rows if row["stopped"]},
+        rows,
+    )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def welch_p(a: Arm, b: Arm) -> float | None:
+    """Welch's t-test, two-sided; None with fewer than two seeds, or without any spread."""
+    values = [list(arm.accuracies.values()) for arm in (a, b)]
+    if min(map(len, values)) < 2 or all(len(set(v)) == 1 for v in values):
+        return None
+    return float(stats.ttest_ind(*values, equal_var=False).pvalue)
+
+
+def paired(a: Arm, b: Arm) -> tuple[float, float | None] | None:
+    """Mean difference a − b over the seeds that both have, and the p of the paired t-test.
+
+    None where the arms are not pairs: neither started from the same runs, nor one from the other.
+    """
+    related = a.start == b.start if a.start and b.start else b.name == a.start or a.name == b.start
+    differences = [a.accuracies[s] - b.accuracies[s] for s in a.accuracies if s in b.accuracies]
+    if not related or len(differences) < 2:
+        return None
+    mean = statistics.fmean(differences)
+    if len({round(d, 9) for d in differences}) == 1:
+        return mean, None
+    return mean, float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+def holm(p: Mapping[str, float]) -> dict[str, float]:
+    """Holm's correction of a family of p-values."""
+    found: dict[str, float] = {}
+    least = 0.0
+    for rank, name in enumerate(sorted(p, key=lambda name: p[name])):
+        least = found[name] = max(least, min(1.0, (len(p) - rank) * p[name]))
+    return found
+
+
+def study_table(arms: Mapping[str, Arm], reference: str, first: Mapping[str, Arm]) -> str:
+    """A row per arm. ``first`` are the arms of an earlier grid, if any, in a column of their own."""
+    shown = {**first, **arms}
+    shown.pop("teacher", None)  # a float network: no row to compare
+    with_paper = any(arm.paper for arm in shown.values())
+    base = arms[reference]
+    tested = any(welch_p(arm, base) is not None for arm in arms.values() if arm is not base)
+    heads = ["", "best (mean ± std), %", "runs"]
+    heads += ["paper, %"] if with_paper else []
+    heads += [f"against {base.label}{' (p)' if tested else ''}"]
+    heads += ["first look, one run"] if first else []
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for name, found in shown.items():
+        arm = arms.get(name)
+        cells = [found.label, *(_figures(arm) if arm else ("", ""))]
+        cells += [found.paper.whole() if found.paper else ""] if with_paper else []
+        cells += [_against(arm, base) if arm else ""]
+        cells += [_mean_std(first.get(name))] if first else []
+        lines.append(_line(cells))
+    return "\n".join([*lines, *_holm_line(arms, base)])
+
+
+def _figures(arm: Arm) -> tuple[str, str]:
+    parts = [arm.figures.whole()] if arm.figures else []
+    parts += [f"seed {seed} stopped: {reason}" for seed, reason in arm.stopped.items()]
+    return "; ".join(parts), str(len(arm.accuracies))
+
+
+def _mean_std(arm: Arm | None) -> str:
+    return arm.figures.mean_std() if arm and arm.figures else ""
+
+
+def _against(arm: Arm, base: Arm) -> str:
+    """``-0.63 (0.0045; paired 0.0021)``, as far as there are tests; a paired difference where it is another one."""
+    if arm is base or arm.figures is None or base.figures is None:
+        return ""
+    p, pairs, tests = welch_p(arm, base), paired(arm, base), []
+    if p is not None:
+        tests.append(f"{p:.2g}")
+    if pairs is not None and pairs[1] is not None:
+        same = arm.accuracies.keys() == base.accuracies.keys()
+        tests.append(f"paired {'' if same else f'{_signed(pairs[0])}, '}{pairs[1]:.2g}")
+    difference = _signed(arm.figures.mean - base.figures.mean)
+    return f"{difference} ({'; '.join(tests)})" if tests else difference
+
+
+def _holm_line(arms: Mapping[str, Arm], base: Arm) -> list[str]:
+    p = {}
+    for arm in arms.values():
+        pairs = paired(arm, base)
+        one = pairs[1] if pairs and pairs[1] is not None else welch_p(arm, base)
+        if arm is not base and one is not None:
+            p[arm.label] = one
+    if len(p) < 2:  # one comparison needs no correction
+        return []
+    left = [f"{name} ({value:.2g})" for name, value in holm(p).items() if value < 0.05]
+    how = ", paired where possible" if any(paired(arm, base) for arm in arms.values()) else ""
+    text = f"With Holm's correction for {len(p)} comparisons{how}, p < 0.05 remains for"
+    return ["", f"{text} {', '.join(left) or 'none'}."]
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def methods_table(arms: Mapping[str, Arm]) -> str:
+    """The methods side by side, best first."""
+    lines = [
+        "| method | accuracy, % | memory, Kbit | FLOPs, M | s per epoch and seed |",
+        "|---|---|---|---|---|",
+    ]
+    for arm in sorted(arms.values(), key=lambda a: -(a.figures.mean if a.figures else 0)):
+        fields = ("memory_bits", "flops", "seconds_per_epoch")
+        bits, flops, seconds = (float(arm.rows[0][field]) for field in fields)
+        cells = [f"`{arm.name}`", _mean_std(arm)]
+        lines.append(_line([*cells, f"{bits / 1e3:,.0f}", f"{flops / 1e6:,.2f}", f"{seconds:.2f}"]))
+    return "\n".join(lines)
+
+
+def accuracy_table(studies: Mapping[str, Mapping[str, Arm]]) -> str:
+    """The headline arms on CIFAR-10."""
+    heads = ["CIFAR-10, ResNet-20", "n", "mean ± std, %", "paper, %", "difference (Welch's p)"]
+    lines = [_line([*heads, "command"]), "|---" * 6 + "|"]
+    for study, names in HEADLINE.items():
+        arms = studies[study]
+        base = arms[REFERENCES[study]]
+        for arm in (arms[name] for name in names):
+            label = f"baseline, {_whole_label(arms, arm)}" if study == "readings" else arm.label
+            paper = arm.paper.mean_std() if arm.paper else ""
+            cells = [label, str(len(arm.accuracies)), _mean_std(arm), paper, _headline(arm, base)]
+            lines.append(_line([*cells, f"`{arm.command}`"]))
+    return "\n".join(lines)
+
+
+def _headline(arm: Arm, base: Arm) -> str:
+    """Difference from the study's reference, with Welch's p where there are seeds enough."""
+    if arm is base or arm.figures is None or base.figures is None:
+        return ""
+    p = welch_p(arm, base)
+    shown = "" if p is None else f" ({p:.2g})"
+    return f"{_signed(arm.figures.mean - base.figures.mean)}{shown} against {base.label}"
+
+
+def _whole_label(arms: Mapping[str, Arm], arm: Arm) -> str:
+    """A label that continues one above it ("… decay by steps"), together with that one."""
+    if not arm.label.startswith("… "):
+        return arm.label
+    labels = [other.label for other in arms.values()]
+    above = labels[: labels.index(arm.label)]
+    begun = next(label for label in reversed(above) if not label.startswith("…"))
+    return f"{begun}, {arm.label.removeprefix('… ')}"
+
+
+def inference_table(path: Path = HERE / "inference" / "avx512.json") -> str:
+    """One image, one thread."""
+    found = json.loads(path.read_text())
+    rows = [r for r in found["rows"] if (r["batch"], r["threads"]) == (1, 1) and not r["problem"]]
+    cpu = f"{found['machine']['cpu']}, one image, one thread"
+    heads = [cpu, "ours, 1 bit", "ONNX Runtime float", "best int8 engine", "Larq Compute Engine"]
+    lines = [_line([*heads, "file against float"]), "|---" * 6 + "|"]
+    labels = {"resnet18": "ResNet-18, 224 × 224", "resnet20": "ResNet-20, 32 × 32"}
+    engines = (("unflip",), ("ort",), ("ort-int8", "openvino-int8"), ("lce",))
+    for network, label in labels.items():
+        of = [r for r in rows if r["network"] == network]
+        times = [_fastest(of, engine) for engine in engines]
+        smaller = f"{found['compression'][network]:.1f} times smaller"
+        lines.append(_line([label, *times, smaller]))
+    return "\n".join(lines)
+
+
+def speed_table(path: Path = HERE / "training-speed" / "speed.json") -> str:
+    """Seconds per epoch of training."""
+    found = json.loads(path.read_text())
+    rows = {
+        "plain eager PyTorch loop, one seed": ("plain eager loop", ""),
+        "ours, one seed": (
+            "baseline, 1 seed",
+            f" ({found['plain / ours, 1 seed']:.1f} times faster)",
+        ),
+        "ours, 5 seeds in one process, each": ("baseline, 5 seeds, each", ""),
+        "fine-tuning, one seed": ("fine-tuning, 1 seed", ""),
+        "LNS, one seed": (
+            "LNS, 1 seed",
+            f" ({found['LNS / fine-tuning, 1 seed']:.2f} × fine-tuning)",
+        ),
+        "LNS, 5 seeds in one process, each": ("LNS, 5 seeds, each", ""),
+    }
+    lines = [_line([label, f"{found[key]:.3f}{note}"]) for label, (key, note) in rows.items()]
+    return "\n".join(["|  | s per epoch |", "|---|---|", *lines])
+
+
+def _fastest(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> str:
+    times = [r["median_ms"] for r in rows if r["peer"] in peers]
+    if not times:
+        return ""
+    return f"{min(times):.2f} ms" if min(times) < 1 else f"{min(times):.1f} ms"
+
+
+def pages() -> dict[Path, dict[str, str]]:
+    """Page -> name of each table on it -> the table."""
+    studies = read_studies()
+    of_results = {
+        study: study_table(studies[study], name, studies.get(FIRST_GRIDS.get(study, ""), {}))
+        for study, name in REFERENCES.items()
+    }
+    of_results["methods"] = methods_table(studies["methods"])
+    of_results["training-speed"] = speed_table()
+    headline = {"inference": inference_table(), "accuracy": accuracy_table(studies)}
+    return {ROOT / "README.md": headline, HERE / "README.md": of_results}
+
+
+def with_tables(text: str, tables: Mapping[str, str]) -> str:
+    """A page with each table between its marks replaced."""
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: results/tables.py -->\n", f"<!-- {name} ends -->"
+        before, found, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            sys.exit(f"a page lacks the marks of the table {name!r}: {begin.strip()} and {end}")
+        text = f"{before}{begin}{table}\n{end}{after}"
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="into README.md and results/README.md")
+    write = parser.parse_args().write
+    for page, tables in pages().items():
+        if write:
+            page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        else:
+            print("\n\n".join(f"{name}\n\n{table}" for name, table in tables.items()), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
