@@ -12,13 +12,11 @@ import numpy as np
 
 from unflip.data.errors import missing_package
 from unflip.data.image_set import ImageSet, channel_statistics, stratified_order
-from unflip.data.registry import register_data
 
 TEST_IMAGES = 450
 SEED = 0
 
 
-@register_data("digits")
 def load_digits(folder: Path | None = None) -> ImageSet:
     """1,347 training and 450 test images of 1×8×8, always the same ones; `folder` is not used.
 

@@ -15,7 +15,6 @@ from unflip.data.image_set import (
     channel_statistics,
     stratified_order,
 )
-from unflip.data.registry import register_data
 from unflip.pictures import PixelError, read_picture
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 Listing = list[tuple[int, Path]]
 
 
-@register_data("folder")
 def load_folder(folder: Path | None, size: int | None = None) -> ImageSet:
     """Images from folder/train/CLASS/ and folder/test/CLASS/ (or folder/val/CLASS/), as RGB.
 
