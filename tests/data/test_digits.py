@@ -10,6 +10,7 @@ import torch
 
 from unflip.data import DataError, ImageSet, channel_statistics, stratified_order
 from unflip.data.digits import load_digits
+from unflip.hints import NotInstalled
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_the_rest_of_the_description(digits: ImageSet) -> None:
 
 def test_without_scikit_learn_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"needs scikit-learn.*pip install scikit-learn"):
+    with pytest.raises(NotInstalled, match=r"needs sklearn.*unflip\[train\]"):
         load_digits()
 
 

@@ -187,7 +187,7 @@ def test_one_class_alone_is_refused(tree: Path) -> None:
         load_folder(tree)
 
 
-def test_images_of_one_colour_are_refused(tmp_path: Path) -> None:
+def test_images_of_one_color_are_refused(tmp_path: Path) -> None:
     for part in ("train", "test"):
         for name in ("cat", "dog"):
             save(tmp_path / part / name / "a.png", np.zeros((4, 4, 3), dtype=np.uint8))

@@ -158,7 +158,7 @@ def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
         ("schedule.evry=3", "schedule.evry: unknown field. Did you mean 'every'?"),
         (
             "data.validatoin=3",
-            "data: unknown field of data 'digits' 'validatoin'. Did you mean 'validation'?",
+            "data: unknown option of data set 'digits' 'validatoin'. Did you mean 'validation'?",
         ),
         ("optimizer.zzz=3", "optimizer.zzz: unknown field. Known: name, lr, latent_lr"),
         ("method.rho_pls=1", "unknown option of method 'lns' 'rho_pls'. Did you mean 'rho_plus'?"),

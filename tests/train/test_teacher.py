@@ -12,24 +12,20 @@ import torch.nn.functional as F
 from unflip.data import ImageSet
 from unflip.recipes.build import build_model
 from unflip.recipes.schema import Distill, Recipe
-from unflip.train import load_recipe, teacher, train
-from unflip.train.job import RunOptions
+from unflip.runs.run import Run
+from unflip.train import Job, RunOptions, load_recipe, teacher, train, train_together
 from unflip.train.learner import Learner, Objective, divergence
 from unflip.train.teacher import Teacher, load_teacher
 
 CPU = torch.device("cpu")
+QUIET = RunOptions(device="cpu", quiet=True)
 SMALL = ["data.validation=1200", "model.width=4", "batch_size=32", "epochs=2"]
 
 
 @pytest.fixture(scope="module")
 def teacher_run(tmp_path_factory: pytest.TempPathFactory, digits: ImageSet) -> Path:
     out = tmp_path_factory.mktemp("teacher")
-    train(
-        load_recipe("digits-float", SMALL),
-        digits,
-        out,
-        options=RunOptions(device="cpu", quiet=True),
-    )
+    train(load_recipe("digits-float", SMALL), digits, out, options=QUIET)
     return out
 
 
@@ -42,7 +38,7 @@ def test_the_table_has_the_logits_of_every_picture(digits: ImageSet) -> None:
     few = replace(digits.split(1000), crop_padding=1, flip=True)
     few = replace(few, train_images=few.train_images[:37], train_labels=few.train_labels[:37])
     images = few.source(CPU)
-    model = build_model(load_recipe("digits-float", SMALL), few, seed=0).eval()
+    model = build_model(load_recipe("digits-float", SMALL), few.spec, seed=0).eval()
     found = Teacher(model, images, CPU)
     assert found.table.shape == (37, 3, 3, 2, 10)
     plan = images.plan(seed=3, epoch=1, batch_size=37)[0]
@@ -62,7 +58,7 @@ def test_the_divergence_is_its_formula() -> None:
 
 
 def test_the_loss_is_a_mixture(student: Recipe, digits: ImageSet) -> None:
-    model = build_model(student, digits, seed=0).eval()
+    model = build_model(student, digits.spec, seed=0).eval()
     images, labels = torch.randn(6, 1, 8, 8), torch.arange(6)
     answers = torch.randn(6, 10)
     mixed, _ = Objective(model, Distill(teacher="t", temperature=2, weight=0.25))(
@@ -76,13 +72,11 @@ def test_the_loss_is_a_mixture(student: Recipe, digits: ImageSet) -> None:
 def test_a_student_learns_from_its_teacher_and_resumes(
     teacher_run: Path, student: Recipe, digits: ImageSet, tmp_path: Path
 ) -> None:
-    [result] = train(
-        student, digits, tmp_path, teacher=teacher_run, options=RunOptions(device="cpu", quiet=True)
-    )
+    [result] = train(student, digits, tmp_path, teacher=teacher_run, options=QUIET)
     plain = student.model_copy(update={"distill": None, "name": "plain"})
-    [alone] = train(plain, digits, tmp_path / "plain", options=RunOptions(device="cpu", quiet=True))
+    [alone] = train(plain, digits, tmp_path / "plain", options=QUIET)
     assert result["loss"] != alone["loss"]
-    again = train(student, digits, tmp_path, options=RunOptions(device="cpu", quiet=True))
+    again = train(student, digits, tmp_path, options=QUIET)
     assert again == [result], "finished: the teacher is not needed any more"
 
 
@@ -95,32 +89,18 @@ def test_what_is_refused(
 ) -> None:
     plain = student.model_copy(update={"distill": None})
     with pytest.raises(ValueError, match=r"learns from a run of digits-float: give --teacher"):
-        train(student, digits, tmp_path / "a", options=RunOptions(device="cpu", quiet=True))
+        train_together([Job(student, 0, tmp_path / "a")], digits, QUIET)
     with pytest.raises(ValueError, match=r"has no teacher, but --teacher is"):
-        train(
-            plain,
-            digits,
-            tmp_path / "a",
-            teacher=teacher_run,
-            options=RunOptions(device="cpu", quiet=True),
-        )
+        train(plain, digits, tmp_path / "a", teacher=teacher_run, options=QUIET)
     with pytest.raises(ValueError, match=r"is not one\. Run: unflip train digits-float"):
-        train(
-            student,
-            digits,
-            tmp_path / "a",
-            teacher=tmp_path,
-            options=RunOptions(device="cpu", quiet=True),
-        )
+        train(student, digits, tmp_path / "a", teacher=tmp_path, options=QUIET)
     assert not (tmp_path / "a").exists()
     images = digits.source(CPU)
     more = student.model_copy(update={"data": student.data.model_copy(update={"validation": 0})})
-    with pytest.raises(
-        ValueError, match=r"0 images held out, but its teacher .* 1,200 images held"
-    ):
-        load_teacher(teacher_run / "seed-0", more, digits, images, CPU)
+    with pytest.raises(ValueError, match=r"0 images held out, but its teacher .* validation=1200"):
+        load_teacher(Run(teacher_run / "seed-0"), more, digits, images, CPU)
     with pytest.raises(ValueError, match="needs its teacher here"):
-        Learner(student, build_model(student, digits, 0), images, CPU)
+        Learner(student, build_model(student, digits.spec, 0), images, CPU)
     monkeypatch.setattr(teacher, "MAX_TABLE_BYTES", 1000)
     with pytest.raises(ValueError, match=r"logits for [\d,]+ images in \d+ crops .* more than"):
-        Teacher(build_model(plain, digits, 0), images, CPU)
+        Teacher(build_model(plain, digits.spec, 0), images, CPU)

@@ -11,7 +11,7 @@ Uses = Annotated[
     list[str] | None,
     typer.Option(
         metavar="MODULE",
-        help="A Python module with custom methods or networks (repeat for more).",
+        help="A Python module with custom methods, networks or data sets (repeat for more).",
     ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Folder of the images.")]

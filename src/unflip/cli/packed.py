@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unflip.cli.app import app, print_table
-from unflip.cli.options import AsJson, Data, Packed, Threads
+from unflip.cli.options import AsJson, Data, Packed, Threads, Uses
 from unflip.tables import Table
 
 if TYPE_CHECKING:
@@ -145,12 +145,16 @@ def _best(network: Model, path: Path, top: int) -> list[tuple[str, float]]:
 def evaluate(
     model: Packed,
     dataset: Annotated[
-        str, typer.Argument(help="Whose test images: cifar10, digits, or folder (with --data).")
+        str,
+        typer.Argument(
+            help="Whose test images: cifar10, digits, folder (with --data), or a custom one (--uses)."
+        ),
     ],
     data: Data = None,
     size: Annotated[
         int | None, typer.Option(min=1, help="Of a folder's images: the recipe's data.size.")
     ] = None,
+    uses: Uses = None,
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -160,7 +164,10 @@ def evaluate(
     """
     from unflip.data import ImageSet
     from unflip.data import load as load_images
+    from unflip.uses import use
 
+    for module in uses or ():
+        use(module)
     network = _classifier(model, threads)
     images = load_images(dataset, data, **({} if size is None else {"size": size}))
     if not isinstance(images, ImageSet):

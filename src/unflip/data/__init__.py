@@ -9,7 +9,7 @@ that need them, when they read.
 """
 
 from unflip.data.dataset import Dataset
-from unflip.data.errors import DataError, missing_package
+from unflip.data.errors import DataError
 from unflip.data.image_set import ImageSet, channel_statistics, stratified_order
 from unflip.data.registry import load, names, option_names, register_data
 from unflip.data.spec import InputSpec
@@ -21,7 +21,6 @@ __all__ = [
     "InputSpec",
     "channel_statistics",
     "load",
-    "missing_package",
     "names",
     "option_names",
     "register_data",

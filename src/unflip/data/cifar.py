@@ -23,7 +23,6 @@ import numpy as np
 
 from unflip.data.errors import DataError
 from unflip.data.image_set import ImageSet, Labels, Pixels
-from unflip.data.registry import register_data
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)
@@ -72,7 +71,6 @@ class Layout:
         return (*self.train, self.test)
 
 
-@register_data("cifar10")
 def load_cifar10(folder: Path | None = None) -> ImageSet:
     """50,000 training and 10,000 test images of 3×32×32, in the published order.
 

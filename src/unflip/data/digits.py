@@ -10,15 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from unflip.data.errors import missing_package
 from unflip.data.image_set import ImageSet, channel_statistics, stratified_order
-from unflip.data.registry import register_data
+from unflip.hints import NotInstalled
 
 TEST_IMAGES = 450
 SEED = 0
 
 
-@register_data("digits")
 def load_digits(folder: Path | None = None) -> ImageSet:
     """1,347 training and 450 test images of 1×8×8, always the same ones; `folder` is not used.
 
@@ -29,7 +27,7 @@ def load_digits(folder: Path | None = None) -> ImageSet:
     try:
         from sklearn.datasets import load_digits as read_digits
     except ImportError as error:
-        raise missing_package("scikit-learn", "The data set 'digits'") from error
+        raise NotInstalled("the data set 'digits'", "sklearn") from error
 
     raw = read_digits()
     shuffled = np.random.RandomState(SEED).permutation(len(raw.target))

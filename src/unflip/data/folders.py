@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unflip.data.errors import DataError, missing_package
+from unflip.data.errors import DataError
 from unflip.data.image_set import (
     ImageSet,
     Labels,
@@ -15,7 +15,6 @@ from unflip.data.image_set import (
     channel_statistics,
     stratified_order,
 )
-from unflip.data.registry import register_data
 from unflip.pictures import PixelError, read_picture
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 Listing = list[tuple[int, Path]]
 
 
-@register_data("folder")
 def load_folder(folder: Path | None, size: int | None = None) -> ImageSet:
     """Images from folder/train/CLASS/ and folder/test/CLASS/ (or folder/val/CLASS/), as RGB.
 
@@ -152,7 +150,7 @@ def _read_image(path: Path, size: int | None) -> Pixels:
     try:
         image = read_picture(path, "RGB")
     except ImportError as error:
-        raise missing_package("Pillow", "The data set 'folder'") from error
+        raise DataError("The data set 'folder' needs Pillow: pip install Pillow") from error
     except PixelError as error:
         raise DataError(f"{error}.") from error
     except Exception as error:  # a damaged file can raise nearly anything from a decoder

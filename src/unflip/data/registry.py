@@ -12,11 +12,11 @@ from unflip.data.dataset import Dataset
 from unflip.hints import known
 from unflip.uses import same_definition
 
-# These modules register themselves when their data set is first asked for, so that importing unflip.data is cheap.
+# Module and loader of each data set of ours, imported when first asked for: importing unflip.data stays cheap.
 SHIPPED = {
-    "cifar10": "unflip.data.cifar",
-    "digits": "unflip.data.digits",
-    "folder": "unflip.data.folders",
+    "cifar10": ("unflip.data.cifar", "load_cifar10"),
+    "digits": ("unflip.data.digits", "load_digits"),
+    "folder": ("unflip.data.folders", "load_folder"),
 }
 RESERVED = ("name", "validation")  # fields of a recipe's data that no option can have
 
@@ -33,11 +33,11 @@ def register_data(name: str) -> Callable[[Loader], Loader]:
     """
 
     def add(loader: Loader) -> Loader:
-        there = _REGISTRY.get(name)
+        there = _loader(name) if name in names() else None
         if there is not None and not same_definition(there, loader):
-            raise ValueError(f"data set {name!r} is already registered by {there!r}")
-        if SHIPPED.get(name, loader.__module__) != loader.__module__:
-            raise ValueError(f"data set {name!r} is already registered by {SHIPPED[name]}")
+            raise ValueError(
+                f"data set {name!r} is already registered by {there!r}: choose another name"
+            )
         _check_signature(name, loader)
         _REGISTRY[name] = loader
         return loader
@@ -64,9 +64,11 @@ def option_names(name: str) -> list[str]:
 
 def _loader(name: str) -> Callable[..., Dataset]:
     known(name, names(), "data set")
-    if name not in _REGISTRY:
-        importlib.import_module(SHIPPED[name])
-    return _REGISTRY[name]
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    module, function = SHIPPED[name]
+    loader: Callable[..., Dataset] = getattr(importlib.import_module(module), function)
+    return loader
 
 
 def _check_signature(name: str, loader: Callable[..., Dataset]) -> None:

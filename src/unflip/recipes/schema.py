@@ -67,7 +67,7 @@ class Data(BaseModel):
     def _known_options(self) -> Data:
         fields = [*type(self).model_fields, *data.option_names(self.name)]
         for option in self.options:
-            known(option, fields, f"field of data {self.name!r}")
+            known(option, fields, f"option of data set {self.name!r}")
         return self
 
     @property
