@@ -45,7 +45,7 @@ def test_a_run_becomes_a_file(run, unflip, tmp_path):
 def test_what_is_no_run_is_refused(run, unflip, tmp_path):
     several = unflip("pack", run, "-o", tmp_path / "x.unflip")
     assert several.code == 1
-    assert "has several seeds (seed-0, seed-1): name one of them" in several.err
+    assert "has several seeds (seed-0, seed-1): name one, such as" in several.err
     nothing = unflip("pack", tmp_path, "-o", tmp_path / "x.unflip")
     assert nothing.code == 1
     assert "is not a run" in nothing.err
