@@ -68,6 +68,13 @@ def test_extras_are_named_as_pyproject_has_them(root: Path) -> None:
     assert base == {"numpy", "safetensors", "typer", "rich", "pillow"}
 
 
+def test_no_package_is_left_out_of_the_wheel(root: Path) -> None:
+    """A pattern without a leading slash matches at every depth, and the wheel leaves out what the sdist does."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    for pattern in project["tool"]["scikit-build"]["sdist"]["exclude"]:
+        assert pattern.startswith("/")
+
+
 def name(requirement: str) -> str:
     return re.split(r"[^\w-]", requirement)[0]
 
