@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# The native library is part of what is installed: a change here builds it anew (what changed of it).
+# The native library is part of the install: a change here rebuilds its changed files.
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
 .PHONY: demo test lint format wheel report clean
@@ -26,7 +26,7 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One file with the native library built in: it installs where there is no compiler.
+# One file with the native library built in: it installs without a compiler.
 wheel: $(VENV)/installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
@@ -38,8 +38,8 @@ report: $(VENV)/installed
 	for archive in results/*/*/raw.tar.xz; do $(BIN)/python -m tarfile --filter data --extract $$archive build/results || exit 1; done
 	$(BIN)/unflip report $(STUDIES:%=build/results/cifar10/%) --out build/report.html
 
-# Editable, so that the sources are what runs. constraints.txt keeps torch at a CPU build that is known to work.
-# The build's own requirements come first: without isolation they are pinned too, and a second build is quick.
+# Editable, so that the sources run. constraints.txt pins torch to a CPU build that is known to work.
+# The build requirements come first: without isolation they are pinned too, and a second build is quick.
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

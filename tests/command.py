@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-import unflip.train.loop
+import unflip.train.job
 from unflip.__main__ import main
 from unflip.train.engine import Engine
+from unflip.train.job import RunOptions
 
 torch.set_num_threads(1)
 
@@ -23,8 +24,8 @@ def begin(arguments: list[str], folder: str, options: dict[str, Any]) -> None:
     sys.argv = ["unflip", *arguments]
     if "checkpoint_seconds" in options:  # the command line has no option for it
         seconds = options["checkpoint_seconds"]
-        train = functools.partial(unflip.train.loop.train, checkpoint_seconds=seconds)
-        unflip.train.loop.train = train  # type: ignore[assignment]
+        options_of = functools.partial(RunOptions, checkpoint_seconds=seconds)
+        unflip.train.job.RunOptions = options_of  # type: ignore[assignment, misc]
     if "die_at_write" in options:
         _die_at_write(options["die_at_write"])
     if "step_seconds" in options:

@@ -155,7 +155,7 @@ def test_cost_as_a_table(unflip: Start) -> None:
         (["train", "digits-dorefa", "batch_size=5000"], ["batch_size=5000", "1347"]),
         (["train", "digits-dorefa", "data.validation=1347"], ["validation=1347", "1346"]),
         (["train", "digits-dorefa", "--device", "tpu"], ["device='tpu'", "cpu or cuda"]),
-        (["train", "digits-dorefa", "--start", "there"], ["starts from nothing"]),
+        (["train", "digits-dorefa", "--start", "there"], ["has no start"]),
         (["train", "digits-lns", "--start", "there"], ["digits-dorefa", "there is not one"]),
         (["train", "digits-dorefa", "--sedes", "2"], ["--sedes"]),
         (["train", "digits-dorefa", "--seeds", "0"], ["--seeds", "1"]),
@@ -308,21 +308,26 @@ def test_a_recipe_that_starts_from_a_file_beside_it(unflip: Start, tmp_path: Pat
     assert '"baseline":"base"' in page.read_text(), "its signs are compared with those of its start"
 
 
-def test_a_start_that_is_no_file_or_needs_another_itself(unflip: Start, tmp_path: Path) -> None:
+def test_a_start_that_needs_another_start_is_trained_with_it(unflip: Start, tmp_path: Path) -> None:
     recipe = write_recipes(tmp_path / "mine")
     third = recipe.with_name("third.yaml")
     third.write_text(recipe.read_text().replace("base.yaml", "tune.yaml"))
-    line = one_line_error(unflip("train", third))
-    assert (
-        "third starts from tune, which is not finished in runs/tune and needs a run of base.yaml"
-        in line
-    )
+    done = unflip("train", third)
+    assert done.code == 0, done.err
+    assert "third starts from tune, which is not finished in runs/tune" in done.out
+    assert "tune starts from base, which is not finished in runs/base" in done.out
+    runs = done.folder / "runs"
+    assert all((runs / n / "seed-0" / "result.json").exists() for n in ("base", "tune", "third"))
+
+
+def test_a_start_that_is_not_a_file(unflip: Start, tmp_path: Path) -> None:
+    recipe = write_recipes(tmp_path / "mine")
     recipe.with_name("base.yaml").unlink()
     line = one_line_error(unflip("train", recipe))
-    assert f"recipe {recipe}: start names 'base.yaml', but there is no file" in line
-    assert "from the folder of the recipe that names it" in line
+    assert "recipe tune: start names 'base.yaml', but there is no file" in line
+    assert "relative to the folder of the recipe that names it" in line
     line = one_line_error(unflip("train", recipe, "start=there.yaml"))
-    assert "there is no recipe file there.yaml" in line, "an override is from where one is"
+    assert "but there is no file there.yaml" in line, "an override is relative to the current folder"
 
 
 def test_a_finished_run_needs_its_start_no_more(unflip: Start, tmp_path: Path) -> None:

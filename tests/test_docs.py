@@ -91,7 +91,7 @@ def test_readme_snippet_runs(capsys, tmp_path, monkeypatch):
     images = torch.randn(5, 3, 8, 8)
     scope = {"my_model": my_model, "example_input": images[:1], "images": images}
     exec(snippet, scope)
-    assert "memory_bits" in capsys.readouterr().out
+    assert "M FLOPs" in capsys.readouterr().out
     assert torch.allclose(scope["fast"](images), scope["frozen"](images), atol=1e-4)
 
 

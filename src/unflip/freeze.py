@@ -25,7 +25,7 @@ from unflip.methods.base import BinaryWeight, InputBinarizer, Method
 
 
 def pack_signs(signs: Tensor) -> Tensor:
-    """±1 values -> bytes, eight signs a byte, first sign in the lowest bit, +1 as 1."""
+    """±1 values -> bytes, eight signs per byte, first sign in the lowest bit, +1 as 1."""
     bits = (signs.flatten() > 0).to(torch.uint8)
     bits = F.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
     return (bits << torch.arange(8, device=bits.device, dtype=torch.uint8)).sum(
@@ -43,7 +43,7 @@ def unpack_signs(packed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> 
 class FrozenLayer(nn.Module):
     """A binary layer as it is shipped: packed signs, scales, and the way to binarize the input."""
 
-    bits: Tensor  # uint8, eight signs a byte
+    bits: Tensor  # uint8, eight signs per byte
     scales: Tensor
     offset: Tensor | None
     method: Method
@@ -57,7 +57,7 @@ class FrozenLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Scale times sign, written out; what is stored is ``bits`` and ``scales``."""
+        """Scale times sign, computed from ``bits`` and ``scales``, which are stored."""
         return self.code().dense()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,12 +74,12 @@ class FrozenLayer(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
     ) -> None:
-        """The same bits mean another network under another method: refuse them by its name."""
+        """The same bits mean another network under another method, so a state dict of another method is refused."""
         made_with = local_metadata.get("method")
         if made_with is not None and made_with != self.method.family:
             rest[-1].append(
                 f"frozen layer {prefix[:-1]!r} has method {self.method}, but the state dict was made with "
-                f"method {made_with}"
+                f"method {made_with}. Load it into a model that was binarized with {made_with}"
             )
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
@@ -106,9 +106,9 @@ def frozen_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLayer]]:
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` in evaluation mode that holds bits where it held latent weights.
+    """A copy of ``model`` in evaluation mode that has bits instead of latent weights.
 
-    Its outputs equal ``model.eval()``'s exactly. The model itself is left as it is.
+    Its outputs equal those of ``model.eval()`` exactly. ``model`` itself is not changed.
     """
     for name, _ in frozen_layers(model):
         raise ValueError(f"the model is frozen already (layer {name!r}); freeze a trainable one")
@@ -125,9 +125,9 @@ def freeze(model: nn.Module) -> nn.Module:
 def _no_sign(name: str, layer: BinaryLayer) -> str:
     """Why a layer whose signs are not all ±1 cannot be frozen."""
     if torch.isnan(layer.weight).any():
-        return f"layer {name!r} has NaN weights, which have no sign: it cannot be frozen"
+        return f"layer {name!r} cannot be frozen: it has NaN weights, which have no sign. Load an earlier checkpoint"
     return (
-        f"layer {name!r} cannot be frozen: {layer.weight_binarizer.title} gives signs that are NaN or 0, and should "
+        f"layer {name!r} cannot be frozen: {layer.weight_binarizer.title} gives signs that are NaN or 0; it must "
         "give +1 or -1 (torch.sign(0) is 0, unflip.ste.sign(0) is +1)"
     )
 
@@ -138,8 +138,8 @@ def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
         raise ValueError(_no_sign(name, layer))
     if "forward" in layer.__dict__:
         raise ValueError(
-            f"the forward of layer {name!r} was replaced (by a wrapper?), which would go on computing with latent "
-            "weights: undo that before freezing"
+            f"the forward of layer {name!r} was replaced (by a wrapper?) and would still compute with latent weights: "
+            "undo that before freezing"
         )
     twin = twin_of(layer, _FROZEN_CLASS[type(layer)])
     twin._parameters = {k: v for k, v in layer._parameters.items() if k != "weight"}

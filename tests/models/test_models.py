@@ -291,7 +291,7 @@ def test_the_activation_suits_the_methods_inputs(name: str) -> None:
     assert kinds({"name": "dorefa", "inputs": "pm1"}) == {nn.Hardtanh}
     assert kinds({"name": "lns", "base": "bireal"}) == {nn.Hardtanh}
     assert kinds("xnor", activation="identity") == set()
-    with pytest.raises(ValueError, match=r"activation='relu' with method xnor .*always \+1"):
+    with pytest.raises(ValueError, match=r"activation='relu' gives .*always \+1 for method xnor"):
         models.create(name, "xnor", activation="relu")
 
 

@@ -5,16 +5,15 @@ import pytest
 from unflip.data import load as load_data
 from unflip.packing import read
 from unflip.packing.file import sha256
-from unflip.recipes.load import load_recipe
-from unflip.train.job import RunOptions
-from unflip.train.loop import train
+from unflip.recipes import load_recipe
+from unflip.train import RunOptions, train
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "digits"
     recipe = load_recipe("digits-dorefa", ["epochs=1", "model.width=4", "allow_no_flips=true"])
-    train(recipe, load_data("digits", None), out, options=RunOptions(device="cpu"), seeds=range(2))
+    train(recipe, load_data("digits"), out, seeds=range(2), options=RunOptions(device="cpu"))
     return out
 
 
@@ -24,11 +23,11 @@ def test_a_run_becomes_a_file(run, unflip, tmp_path):
     size = (tmp_path / "digits.unflip").stat().st_size
     assert f"{size:,} bytes" in packed.out
     graph = read(tmp_path / "digits.unflip").graph
-    data = load_data("digits", None)
-    assert graph["labels"] == list(data.classes)
+    spec = load_data("digits").spec
+    assert graph["labels"] == list(spec.classes)
     assert graph["input"] == {
         "shape": [1, 8, 8],
-        "preprocess": {"mean": list(data.mean), "std": list(data.std)},
+        "preprocess": {"mean": list(spec.mean), "std": list(spec.std)},
     }
     shown = unflip("show", tmp_path / "digits.unflip")
     assert shown.code == 0, shown.err
@@ -46,7 +45,7 @@ def test_a_run_becomes_a_file(run, unflip, tmp_path):
 def test_what_is_no_run_is_refused(run, unflip, tmp_path):
     several = unflip("pack", run, "-o", tmp_path / "x.unflip")
     assert several.code == 1
-    assert "has several seeds (seed-0, seed-1): name one of them" in several.err
+    assert "has several seeds (seed-0, seed-1): name one, such as" in several.err
     nothing = unflip("pack", tmp_path, "-o", tmp_path / "x.unflip")
     assert nothing.code == 1
     assert "is not a run" in nothing.err

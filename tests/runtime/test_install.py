@@ -20,6 +20,7 @@ from PIL import Image
 
 import unflip
 from unflip import hints
+from unflip.packing.file import Packed, write
 from unflip.runtime import _native
 
 Files = dict[str, Path]
@@ -67,6 +68,13 @@ def test_extras_are_named_as_pyproject_has_them(root: Path) -> None:
     assert base == {"numpy", "safetensors", "typer", "rich", "pillow"}
 
 
+def test_no_package_is_left_out_of_the_wheel(root: Path) -> None:
+    """A pattern without a leading slash matches at every depth, and the wheel leaves out what the sdist does."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    for pattern in project["tool"]["scikit-build"]["sdist"]["exclude"]:
+        assert pattern.startswith("/")
+
+
 def name(requirement: str) -> str:
     return re.split(r"[^\w-]", requirement)[0]
 
@@ -85,10 +93,13 @@ def test_packed_networks_with_the_base_install(files: Files, tmp_path: Path) -> 
     assert "cat" in predicted.stdout
 
 
-def test_evaluate_with_the_base_install(files: Files, tmp_path: Path) -> None:
-    model = unflip.load(files["residual"])
+def test_evaluate_with_the_base_install(networks: dict[str, Packed], tmp_path: Path) -> None:
+    file = tmp_path / "network.unflip"
+    networks["residual"].graph["labels"].sort()  # as folders are
+    write(file, networks["residual"])
+    model = unflip.load(file)
     draw_images(tmp_path, model)
-    done = base_install("evaluate", files["residual"], "folder", "--data", tmp_path, "--json")
+    done = base_install("evaluate", file, "folder", "--data", tmp_path, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["images"] == len(model.labels or ())
 
@@ -107,9 +118,10 @@ def draw_images(folder: Path, model: unflip.Model) -> None:
 def test_runs_with_the_base_install(tmp_path: Path) -> None:
     folder = tmp_path / "seed-0"
     folder.mkdir()
-    saved = {"recipe": {"name": "tiny", "epochs": 2}, "seed": 0}
-    (folder / "recipe.json").write_text(json.dumps(saved))
-    (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "accuracy": 12.5}) + "\n")
+    recipe = {"name": "tiny", "epochs": 2, "data": {"name": "digits"}, "method": "float"}
+    (folder / "recipe.json").write_text(json.dumps({"recipe": recipe, "seed": 0}))
+    epoch = {"epoch": 1, "accuracy": 12.5, "loss": 2.0, "seconds": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(epoch) + "\n")
     done = base_install("runs", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].split()[1:] == [

@@ -2,7 +2,7 @@
 
 Krizhevsky et al., NeurIPS 2012: the original with its two groups, 60,965,224 parameters. The binary one has
 BatchNorm instead of local response normalization, as in XNOR-Net (arXiv:1603.05279) and DoReFa-Net
-(arXiv:1606.06160), and is what the LNS paper's AlexNet table compares with the float original.
+(arXiv:1606.06160), and is the network that Han et al. (ICML 2020) compare with the float original.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Norm = Literal["lrn", "batch"]
 
 
 class ConvLayer(nn.Module):
-    """One convolution with what follows it.
+    """One convolution with its pool, normalization and activation.
 
     batch   conv → pool → BatchNorm → activation: the next layer binarizes BatchNorm's output. The
             pool comes first, since the maximum over nine values of ±1 is nearly always +1.
@@ -126,17 +126,17 @@ def alexnet(
     """AlexNet for images of 227×227.
 
     norm        "lrn": the float original, with biases and dropout. "batch": BatchNorm, no bias in front of
-                it, no dropout; what binary layers need. None: "lrn" for the float network, "batch" for
-                a binary one. The two differ, as they do in the paper's comparison; the exact float
+                it, no dropout, as binary layers need it. None: "lrn" for the float network, "batch" for
+                a binary one. The two differ, as they do in the papers' comparison; the exact float
                 twin of a binary AlexNet, which can load its weights, is ``alexnet(norm="batch")``.
     activation  None: ReLU, or hardtanh where the method takes the sign of its input, because
                 sign(ReLU(x)) is always +1.
     width       channels of the first convolution, a multiple of 6; everything else is in proportion.
-    image_size  other sizes change the first linear layer and nothing else.
+    image_size  changes only the first linear layer.
 
-    BatchNorm has scale and shift after convolutions, and neither after the two hidden linear layers. The
-    paper does not say; its memory column is 180 Mbit of 2^20, and this network has 180.4. With scale and
-    shift it would have 180.9. (The column is no proof: its 1860 for the float network is 1860.5 here.)
+    BatchNorm has scale and shift after convolutions, and neither after the two hidden linear layers. Han et al. do
+    not say which they have. Their memory column is 180 Mbit of 2^20; this network has 180.4, and with scale and shift
+    it would have 180.9. The column does not prove it: their 1860 for the float network is 1860.5 here.
     """
     chosen = resolve_method(method)
     sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width}

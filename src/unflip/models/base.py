@@ -1,4 +1,4 @@
-"""The registry of networks, and what their builders share.
+"""The registry of networks, and functions that their builders share.
 
 A builder is a plain function ``name(method="float", *, num_classes=..., ...)``. It builds the float
 network; ``method="float"`` returns that, any other method returns it binarized. So a binary network and
@@ -43,9 +43,9 @@ _REGISTRY: dict[str, _Entry] = {}
 def register_model(
     name: str, *, input_shape: tuple[int, int, int], parts: int = 0
 ) -> Callable[[Builder], Builder]:
-    """Decorator: make a builder known by ``name`` to recipes, :func:`create` and the CLI.
+    """Decorator: register a builder as ``name`` for recipes, :func:`create` and the command line.
 
-    ``parts`` is how many numbers its option ``widths`` takes; 0: it has no such option.
+    ``parts`` is how many numbers its option ``widths`` takes; 0 if it has no such option.
     """
 
     def add(build: Builder) -> Builder:
@@ -68,7 +68,7 @@ def names() -> list[str]:
 
 
 def create(name: str, method: MethodLike = "float", **options: Any) -> nn.Module:
-    """Build the network ``name``; unknown names and options are refused by name."""
+    """Build the network ``name``. An unknown name or option raises an error that lists the known ones."""
     check_names(name, options)
     return builder(name)(method, **options)
 
@@ -97,7 +97,7 @@ def input_shape(name: str) -> tuple[int, int, int]:
 
 
 def width_parts(name: str) -> int:
-    """How many parts of the network ``name`` have a width of their own; 0 where it has no ``widths``."""
+    """How many numbers the option ``widths`` of the network ``name`` takes; 0 if it has no such option."""
     return _entry(name).parts
 
 
@@ -111,7 +111,7 @@ def resolve_method(method: MethodLike) -> Method | None:
 
 
 def binary_twin(model: nn.Module, method: MethodLike | None, skip: Iterable[str] = ()) -> nn.Module:
-    """``model`` as the method has it; as it is for the float twin."""
+    """``model`` binarized by the method; unchanged for the float twin."""
     chosen = None if method is None else resolve_method(method)
     return model if chosen is None else binarize(model, chosen, skip, quiet=True)
 
@@ -135,13 +135,13 @@ def check_sizes(model: str, **sizes: int) -> None:
 def scaled_channels(
     model: str, channels: Sequence[int], widths: Sequence[float] | None, part: str
 ) -> list[int]:
-    """``channels`` times ``widths``, to the nearest multiple of 8 and at least 8; as they are for None."""
+    """``channels`` times ``widths``, rounded to multiples of 8, at least 8; unchanged if ``widths`` is None."""
     if widths is None:
         return list(channels)
     right = isinstance(widths, list | tuple) and len(widths) == len(channels)
     if not right or not all(_is_factor(w) for w in widths):
         raise ValueError(
-            f"{model}: widths={widths!r} should be {len(channels)} numbers > 0, one a {part}"
+            f"{model}: widths={widths!r} should be {len(channels)} numbers > 0, one per {part}"
         )
     eighths = [
         math.floor(c * w / WIDTH_MULTIPLE + 0.5) for c, w in zip(channels, widths, strict=True)
@@ -167,18 +167,18 @@ def float_inputs(method: Method | None) -> bool:
 def choose_activation(
     model: str, method: Method | None, chosen: Activation | None, default: Activation | None = None
 ) -> Activation:
-    """The activation between BatchNorm and the next layer, where the user or the network has no wish.
+    """The activation between BatchNorm and the next layer: ``chosen`` by the user, or the network's ``default``.
 
-    ReLU wherever it may be, hardtanh for methods that take the sign of their input: sign(ReLU(x)) is
-    +1 everywhere, and such a network sees nothing. Asking for that combination is an error.
+    Without either it is ReLU, or hardtanh for methods that take the sign of their input: sign(ReLU(x)) is +1
+    everywhere, so such a network would learn nothing. To choose ReLU there is an error.
     """
     if chosen is not None:
         check_options(model, activation=(chosen, Activation))
     relu_is_safe = method is None or _relu_is_safe(method)
     if chosen == "relu" and not relu_is_safe:
         raise ValueError(
-            f"{model}: activation='relu' with method {method} would feed it inputs >= 0, whose sign is "
-            "always +1; use 'hardtanh' or 'identity'"
+            f"{model}: activation='relu' gives inputs >= 0, whose sign is always +1 for method {method}; "
+            "use 'hardtanh' or 'identity'"
         )
     return chosen or default or ("relu" if relu_is_safe else "hardtanh")
 
@@ -191,8 +191,8 @@ def _relu_is_safe(method: Method) -> bool:
 def _input_traits(method: Method) -> tuple[int, bool]:
     """(bits of the method's inputs, whether they depend on values below zero), found by trying.
 
-    On the CPU even where the model is being built on the meta device, and without advancing the random
-    numbers: with one seed all methods of a network start from the same weights.
+    It runs on the CPU even if the model is built on the meta device. It does not advance the random numbers:
+    with one seed all methods of a network start from the same weights.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         binarizer = method.input_binarizer(nn.Conv2d(1, 1, 1)).eval()

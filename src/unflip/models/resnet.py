@@ -1,17 +1,17 @@
 """ResNet: Deep Residual Learning for Image Recognition, and its 1-bit forms.
 
-He et al., CVPR 2016, arXiv:1512.03385. The 1-bit forms differ in what stands round a convolution:
+He et al., CVPR 2016, arXiv:1512.03385. The 1-bit forms differ in the layers around a convolution:
 
-plain           He et al.: conv → BN → ReLU, one shortcut a block
+plain           He et al.: conv → BN → ReLU, one shortcut per block
 bireal          Bi-Real Net, Liu et al., ECCV 2018, arXiv:1808.00278: (sign →) conv → BN, then add; one
-                shortcut a convolution, so the float values between blocks are never cut off
+                shortcut per convolution, so the float values between blocks are never cut off
 bireal-prelu    "with PReLU after every binary convolution", Han et al., ICML 2020, arXiv:2010.04871:
                 conv → PReLU → BN, then add
-conv-prelu-bn   ResNet-20 of the LNS authors in FDA-BNN, Xu et al., NeurIPS 2021
+conv-prelu-bn   ResNet-20 of FDA-BNN, Xu et al., NeurIPS 2021, who share authors with Han et al.
 conv-bn-hardtanh  ResNet-20 of IR-Net, Qin et al., CVPR 2020, arXiv:1909.10788
-conv-bn-prelu   as ReActNet, Liu et al., ECCV 2020, arXiv:2003.03488, has it: conv → BN, add, then PReLU
+conv-bn-prelu   the order of ReActNet, Liu et al., ECCV 2020, arXiv:2003.03488: conv → BN, add, then PReLU
 
-A binary layer binarizes its own input, so no sign is written here. All weights start as torch has them.
+A binary layer binarizes its input itself, so there is no sign in this file. Weights start as torch initializes them.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ Variant = Literal["plain", "bireal", "bireal-prelu"]
 Downsample = Literal["float", "binary"]
 Pixels = Literal["every-second", "mean"]
 
-# (channels in, channels out, stride) -> what carries x past a convolution that changes its shape
+# (channels in, channels out, stride) -> the shortcut around a convolution that changes the shape
 MakeShortcut = Callable[[int, int, int], nn.Module]
 
 
 @dataclass(frozen=True)
 class Style:
-    """What stands round the two convolutions of a block."""
+    """The layers around the two convolutions of a block."""
 
     shortcut: Shortcut
     prelu: bool = False  # between convolution and BatchNorm
     prelu_after: bool = False  # in the place of ``after``
     before: Activation = "identity"  # on a convolution's input
-    after: Activation = "identity"  # after BatchNorm, or after the add where there is one
+    after: Activation = "identity"  # after BatchNorm, or after the add if there is one
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions with one shortcut round both, or one round each."""
+    """Two 3×3 convolutions with one shortcut around both, or one around each."""
 
     def __init__(
         self, c_in: int, c_out: int, stride: int, style: Style, downsample: nn.Module
@@ -99,7 +99,7 @@ def _after(style: Style, channels: int) -> nn.Module:
 def stage(
     c_in: int, c_out: int, blocks: int, stride: int, style: Style, shortcut: MakeShortcut
 ) -> nn.Sequential:
-    """``blocks`` blocks; the first one changes the shape, where it changes at all."""
+    """``blocks`` blocks. If the shape changes, the first one changes it."""
     layers = []
     for i in range(blocks):
         c, s = (c_in, stride) if i == 0 else (c_out, 1)
@@ -114,8 +114,8 @@ class OptionA(nn.Module):
     """He et al.'s shortcut without weights: every second pixel, new channels zero, half on each side.
 
     ``x[::2]`` and a 3×3 convolution of stride 2 and padding 1 both give ceil(n / 2) pixels, for odd n too. With
-    ``pixels="mean"`` it is the mean of 2×2 pixels, so that none is dropped. Where channels become fewer (``widths`` can
-    ask for that), the first ones go on and the rest end here.
+    ``pixels="mean"`` it is the mean of 2×2 pixels, so that none is dropped. If the next stage is narrower (``widths``
+    can do that), the first channels are kept and the rest are dropped.
     """
 
     def __init__(self, c_in: int, c_out: int, stride: int, pixels: Pixels = "every-second") -> None:
@@ -186,21 +186,20 @@ def resnet20(
 
     widths    three factors on the channels of the stages, the stem's being the first stage's; the products
               are rounded to multiples of 8. A shortcut into a narrower stage keeps the first channels.
-    shortcut  "block": one round two convolutions. "conv": one round each (Bi-Real).
+    shortcut  "block": one around two convolutions. "conv": one around each (Bi-Real).
     order     "conv-prelu-bn": y = bn(prelu(conv(x))), then the add and nothing after it; the stem is
-              conv → BN, the head ReLU → mean → linear. This is FDA-BNN's released ResNet-20, whose
-              authors are LNS's; LNS itself does not say. PReLU starts at 0.25 and has a slope for each
-              channel, which is our choice: FDA-BNN shares one slope among all channels.
+              conv → BN, the head ReLU → mean → linear. This is FDA-BNN's released ResNet-20; it shares
+              authors with Han et al. (ICML 2020), who do not say which order they have. PReLU starts at
+              0.25 and has one slope per channel, which is our choice: FDA-BNN has one for all channels.
               "conv-bn-hardtanh": hardtanh(bn(conv(x)) + shortcut); the stem is conv → BN → hardtanh, the
               head mean → BatchNorm → linear. This is IR-Net's released code.
-              "conv-bn-prelu": prelu(bn(conv(x)) + shortcut), a slope for each channel; the stem is
-              conv → BN → PReLU, the head mean → linear. ReActNet's order, and with it that of most
-              later networks; not a published ResNet-20 to the letter.
-    pixels    what a shortcut keeps where the image becomes smaller: "every-second" (He et al.) or the
+              "conv-bn-prelu": prelu(bn(conv(x)) + shortcut), one slope per channel; the stem is
+              conv → BN → PReLU, the head mean → linear. This is the order of ReActNet and most later
+              networks; no paper has exactly this ResNet-20.
+    pixels    which pixels a shortcut keeps if the image becomes smaller: "every-second" (He et al.) or the
               "mean" of 2×2.
 
-    Shortcuts that change the shape have no weights (:class:`OptionA`), so stem and ``fc`` are the only
-    layers that stay float.
+    Shortcuts that change the shape have no weights (:class:`OptionA`), so only the stem and ``fc`` stay float.
     """
     check_options(
         "resnet20", shortcut=(shortcut, Shortcut), order=(order, Order), pixels=(pixels, Pixels)
@@ -226,8 +225,8 @@ def strided_projection(c_in: int, c_out: int, stride: int) -> nn.Module:
 def pooled_projection(c_in: int, c_out: int, stride: int) -> nn.Module:
     """Bi-Real Net: average first, so that no pixel is dropped, then a 1×1 convolution.
 
-    ceil_mode gives odd sizes the ceil(n / 2) of the convolution beside it. The names of convolution and
-    BatchNorm are those of :func:`strided_projection`: weights go from one variant to the other.
+    With ceil_mode an odd size n becomes ceil(n / 2), as in the convolution beside it. Convolution and BatchNorm have
+    the names they have in :func:`strided_projection`, so one variant can load the weights of the other.
     """
     pool = nn.AvgPool2d(stride, ceil_mode=True)
     conv = nn.Conv2d(c_in, c_out, 1, bias=False)
@@ -284,15 +283,15 @@ def resnet18(
     widths      four factors on the channels of the stages, the stem's being the first stage's; the products are
                 rounded to multiples of 8.
     variant     "plain", "bireal" or "bireal-prelu": see the top of this file. Down-sampling shortcuts are
-                1×1 convolutions of stride 2 (plain) or behind a 2×2 average pool (the others). The
+                1×1 convolutions of stride 2 (plain) or after a 2×2 average pool (the others). The
                 stem of the others has no activation, as in Bi-Real Net's code.
-    downsample  whether those 1×1 convolutions are "float" or "binary"; None: as the method's paper has it
-                (``Method.binary_downsample``). The float twin has nothing to choose.
-    activation  None, in the plain variant: ReLU, or hardtanh where the method takes the sign of its input
-                (BinaryNet's and IR-Net's choice), because sign(ReLU(x)) is always +1. None, in the
-                others: none where the method binarizes the input, and before each convolution of
-                "bireal" hardtanh where it does not. There Bi-Real Net puts it to pretrain the float
-                twin, which would be linear without. It has no parameters: weights fit whatever it is.
+    downsample  whether those 1×1 convolutions are "float" or "binary"; None: as in the method's paper
+                (``Method.binary_downsample``). It does not matter for the float twin.
+    activation  None, in the plain variant: ReLU, or hardtanh if the method takes the sign of its input
+                (BinaryNet's and IR-Net's choice), because sign(ReLU(x)) is always +1. None, in the others:
+                no activation if the method binarizes the input. Otherwise "bireal" has hardtanh before each
+                convolution, where Bi-Real Net has it to pretrain the float twin, which would be linear
+                without it. Activations have no parameters, so weights fit any choice.
     """
     check_options("resnet18", variant=(variant, Variant))
     check_sizes("resnet18", num_classes=num_classes, in_channels=in_channels, width=width)

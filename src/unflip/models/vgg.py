@@ -2,7 +2,7 @@
 
 The network of BinaryConnect (Courbariaux et al., NeurIPS 2015, arXiv:1511.00363) without its two hidden
 linear layers: 128-128-M-256-256-M-512-512-M, then one linear layer. Built as in the released code of IR-Net
-(Qin et al., CVPR 2020, arXiv:1909.10788): conv → pool → BatchNorm → hardtanh, the pool only where M stands.
+(Qin et al., CVPR 2020, arXiv:1909.10788): conv → pool → BatchNorm → hardtanh, the pool only at M.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unflip.models.base import (
 
 
 def conv_layer(c_in: int, c_out: int, *, pool: bool = False) -> nn.Sequential:
-    """The pool comes before BatchNorm: it sees float values, where the maximum still means something."""
+    """The pool comes before BatchNorm: the maximum of float values carries more than that of signs."""
     layer = nn.Sequential()
     layer.add_module("conv", nn.Conv2d(c_in, c_out, 3, padding=1, bias=False))
     if pool:
@@ -67,9 +67,9 @@ def vgg_small(
 ) -> nn.Module:
     """VGG-small for images of 32×32, of width 128, 256, 512.
 
-    The first convolution and the linear layer stay float. ``image_size`` (8 or more) sets the size of the
-    linear layer and nothing else. ``widths`` are six factors on the channels, one a convolution; the products
-    are rounded to multiples of 8.
+    The first convolution and the linear layer stay float. ``image_size`` (8 or more) changes only the size
+    of the linear layer. ``widths`` are six factors on the channels, one per convolution; the products are rounded to
+    multiples of 8.
     """
     sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width}
     check_sizes("vgg_small", **sizes, image_size=image_size)

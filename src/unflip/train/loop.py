@@ -74,15 +74,16 @@ def _needed_run(
 
     Runs that are finished do not need it any more: then it is None unless it is still there to be compared.
     """
-    source = needed_source(recipe, field)
-    if source is None:
+    named = recipe.start if field == "start" else recipe.distill and recipe.distill.teacher
+    if named is None:
         return None
     left = _unfinished(out, seeds, options.device)
-    if is_weights(source):
-        return Path(source) if left or Path(source).exists() else None
+    if is_weights(named):
+        file = Path(needed_source(recipe, field) or named)
+        return file if left or file.exists() else None
     seeds = seeds if field == "start" else (0,)
-    if not left:
-        beside = Path(out).parent / run_name(str(source))
+    if not left:  # the recipe it came from may be gone too
+        beside = Path(out).parent / run_name(named)
         return None if _unfinished(beside, seeds, options.device) else beside
     needed = needed_recipe(recipe, field)
     if needed.name == recipe.name:
