@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unflip.data import InputSpec
 from unflip.recipes.load import load_recipe
-from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import Checkpoint
-from unflip.study import report, task
+from unflip.runs.run import Run
+from unflip.study import output, task
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.study import Study
 from unflip.train.health import TrainingStopped
-from unflip.train.job import Job
+from unflip.train.job import Job, RunOptions
 
 DIGITS = ("data.name=digits", "data.validation=0", "model.width=2", "epochs=1")
+INPUTS = InputSpec((1, 8, 8), tuple("0123456789"), (0.3,), (0.4,))
 
 
 class FakeTrainer:
@@ -26,6 +27,7 @@ class FakeTrainer:
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
+        self.options: list[RunOptions] = []
         self.before: Callable[[Sequence[Job]], None] = lambda jobs: None
         self.stops: dict[str, str] = {}  # "arm/seed-0": reason
         self.says_which = True
@@ -34,48 +36,46 @@ class FakeTrainer:
     def trained(self) -> list[str]:
         return [name for call in self.calls for name in call]
 
-    def __call__(self, jobs: Sequence[Job], images: Any, **how: Any) -> list[dict[str, Any]]:
-        left = [job for job in jobs if not (job.folder / "result.json").exists()]
+    def __call__(
+        self, jobs: Sequence[Job], images: Any, options: RunOptions
+    ) -> list[dict[str, Any]]:
+        left = [job for job in jobs if not job.run.finished]
         self.before(left)
         self.calls.append([_name(job) for job in left])
+        self.options.append(options)
         for job in left:
             if _name(job) in self.stops:
                 self._stop(job)
         return [_finish(job) for job in left]
 
     def _stop(self, job: Job) -> None:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        stop = TrainingStopped(self.stops[_name(job)])
-        stop.folder = job.folder if self.says_which else None
-        raise stop
+        _begin(job)
+        raise TrainingStopped(self.stops[_name(job)], job.run if self.says_which else None)
 
 
 def _name(job: Job) -> str:
     return f"{job.out.name}/seed-{job.seed}"
 
 
+def _begin(job: Job) -> Run:
+    job.run.folder.mkdir(parents=True, exist_ok=True)
+    job.run.begin(job.recipe.plain(), job.seed, f"unflip train {job.recipe.name}", INPUTS)
+    return job.run
+
+
 def _finish(job: Job) -> dict[str, Any]:
     if job.recipe.start is not None:
         assert job.start is not None
-        assert (job.start / f"seed-{job.seed}" / "result.json").exists(), "its start comes first"
-    job.folder.mkdir(parents=True, exist_ok=True)
-    saved = {"recipe": job.recipe.plain(), "seed": job.seed}
-    (job.folder / "recipe.json").write_text(json.dumps(saved))
-    checkpoints.save(job.folder, Checkpoint(job.recipe.epochs, 0, {}, {}))
+        assert Run.of_seed(job.start, job.seed).finished, "its start comes first"
+    run = _begin(job)
+    run.save_checkpoint(Checkpoint(job.recipe.epochs, 0, {}, {}))
+    run.cut_metrics(0)
     last = 80 + len(job.out.name) / 10 + job.seed
-    lines = [
-        {
-            "epoch": e + 1,
-            "loss": 1 / (e + 1),
-            "accuracy": a,
-            "flip_rate": 0.01 / (e + 1),
-            "seconds": 2,
-        }
-        for e, a in enumerate((last - 9, last + 1, last))
-    ]
-    (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for epoch, accuracy in enumerate((last - 9, last + 1, last), 1):
+        line = {"epoch": epoch, "loss": 1 / epoch, "accuracy": accuracy}
+        run.add_metrics({**line, "flip_rate": 0.01 / epoch, "seconds": 2})
     result = {"accuracy": last, "epochs": job.recipe.epochs, "seconds": 6.0}
-    (job.folder / "result.json").write_text(json.dumps(result))
+    run.finish(result)
     return result
 
 
@@ -84,7 +84,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
     """And no figures: they take longer than all else."""
     fake = FakeTrainer()
     monkeypatch.setattr(task, "train_together", fake)
-    monkeypatch.setattr(report, "draw", lambda study, summary: [])
+    monkeypatch.setattr(output, "draw", lambda study, summary: [])
     return fake
 
 

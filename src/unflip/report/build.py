@@ -35,12 +35,12 @@ def report_data(
     date: str | None = None,
     keep_signs: bool = False,
 ) -> dict[str, Any]:
-    """The page's data: a section for each study, and one for the runs of each data set.
+    """The page's data: a section per study, and one for the runs on each data set.
 
-    ``baseline`` is the run that single runs are compared with; without it, the folder beside a run that has the name of
-    its recipe's start, which is where ``unflip train`` puts it. ``filters`` of each layer are shown weight by weight.
-    ``date`` is shown as it is. ``keep_signs`` writes the changed signs into the folder of each finished run that has
-    its checkpoint, for reports without it.
+    ``baseline`` is the run that single runs are compared with. If it is None, a run is compared with the run it
+    started from, in the folder where ``unflip train`` puts that. ``filters`` of each layer are shown weight by weight.
+    ``date`` is shown as it is. ``keep_signs`` writes the changed signs of each finished run beside its checkpoint, for
+    later reports without the checkpoint.
     """
     if not sources:
         raise ValueError("no folder given: a report needs at least one run or study")
@@ -61,7 +61,7 @@ def report_data(
             raise _neither(source)
     if baseline is not None and not singles:
         raise ValueError(
-            f"baseline {baseline} is for single runs, but only studies were given, which know their own: leave it out"
+            f"baseline {baseline} is for single runs, but only studies were given, which name their own: leave it out"
         )
     sections += _run_sections(singles, changes)
     _tell_apart(sections)
@@ -242,11 +242,13 @@ def _run_row(run: Run) -> dict[str, Any]:
 def _neither(source: Path) -> ValueError:
     """The error for a folder that is neither a study nor a run; the caller raises it."""
     if not source.exists():
-        return ValueError(f"folder {source} does not exist")
+        return ValueError(
+            f"folder {source} does not exist: give the folder of a run or a study; 'unflip runs' lists runs"
+        )
     if (source / "search.json").is_file():
         return ValueError(
-            f"{source} is a search of widths (unflip study autobnn), for which there is no page: its table is "
-            f"{source / 'table.md'}. The folders of its candidates are runs: give those"
+            f"{source} is a search of widths (unflip study autobnn), which a report cannot show: its table is "
+            f"{source / 'table.md'}. Give the folders of its candidates instead, which are runs"
         )
     return ValueError(
         f"{source} is neither a study (it has no study.json) nor a run (it has neither a recipe.json nor seed-N "

@@ -13,18 +13,18 @@ CURVES = {
     "accuracy": ("accuracy", 1.0),
     "flips_percent": ("flip_rate", 100.0),
 }
-DIGITS = 6  # significant ones; a curve is drawn, not computed with
+DIGITS = 6  # significant digits: a curve is only drawn
 
 
 def curves(
     finished: Sequence[Sequence[dict[str, Any]]],
     unfinished: Sequence[Sequence[dict[str, Any]]] = (),
 ) -> dict[str, Any] | None:
-    """``{"epochs": [...], "loss": {"mean": [...], "std": [...]}, ...}``; None where there is not one line.
+    """``{"epochs": [...], "loss": {"mean": [...], "std": [...]}, ...}``; None if there are no metrics.
 
-    Of the finished runs; of the others where none is. An epoch that was not measured in all of them is null: a mean
-    over other seeds than its neighbours' would step from one to the next. A curve that no epoch has (a float
-    network flips no signs) is left out; std is null for a single run.
+    Only finished runs count, or all if none is finished. An epoch that was not measured in every run is null: a mean
+    over other seeds than in the epoch before would jump. A curve without any value (a float network flips no signs)
+    is left out. std is null for a single run.
     """
     runs = [lines for lines in finished if lines] or [lines for lines in unfinished if lines]
     by_run = [{line["epoch"]: line for line in lines} for lines in runs]
@@ -54,6 +54,6 @@ def rounded(value: float, digits: int = DIGITS) -> float:
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Sample standard deviation; None for what the number of values does not allow."""
+    """Mean and sample standard deviation; None if there are too few values."""
     mean = statistics.fmean(values) if values else None
     return mean, statistics.stdev(values) if len(values) > 1 else None

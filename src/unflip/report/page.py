@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, script and data inside. It asks nothing of the network."""
+"""The page: one HTML file with its style, script and data inside. It loads nothing else."""
 
 from __future__ import annotations
 

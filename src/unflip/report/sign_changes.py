@@ -9,7 +9,7 @@ from unflip.report.curves import rounded
 from unflip.runs import provenance
 from unflip.runs.run import Run
 
-CHANNELS = 64  # of a filter are shown at most: more than an eye compares, and most of the file
+CHANNELS = 64  # shown of a filter at most: nobody compares more, and they are most of the page
 Pair = tuple[int, Run, Run | None]  # seed, run, and its baseline's run of that seed
 
 
@@ -29,8 +29,7 @@ class SignChanges:
         self.baselines: dict[Run, Any] = {}
 
     def of_arm(self, pairs: list[Pair], started_there: bool = True) -> dict[str, Any]:
-        """The signs that the seeds of one arm changed. ``started_there``: the baseline is where they started, not one
-        that a person chose."""
+        """The signs that the seeds of one arm changed. ``started_there`` is False for a baseline that a person chose."""
         seeds: list[dict[str, Any]] = []
         problems: dict[str, list[int]] = {}
         kernels = None
@@ -54,13 +53,13 @@ class SignChanges:
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The counts of each layer, and its filters weight by weight."""
         if baseline is None:
-            raise NoWeights("its baseline has no run of that seed")
+            raise NoWeights("the baseline has no run of that seed")
         for which, name in ((baseline, _name_of(baseline)), (run, "the run")):
             if which.checkpoints:
                 continue
             if (run.folder / signs_file.NAME).exists():
                 return self._kept(seed, run, baseline)
-            raise NoWeights(f"{name} has no checkpoint there, only its metrics were kept")
+            raise NoWeights(f"{name} has no checkpoint: only its metrics were kept")
         from unflip.report import signs  # imports torch: only for runs that have their checkpoints
 
         if baseline not in self.baselines:
@@ -84,7 +83,7 @@ class SignChanges:
 
 
 def _name_of(run: Run) -> str:
-    """What a note calls a baseline: without the seed, which the note names itself."""
+    """The name of a baseline in a note, without the seed: the note begins with that."""
     return (
         run.folder.absolute().parent.name
         if run.folder.name.startswith("seed-")
@@ -100,7 +99,7 @@ def _refuse_another_start(run: Run, baseline: Run) -> None:
 
 
 def _most_changed(filters: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """As ``signs.py`` chooses them."""
+    """The same filters that ``signs.py`` chooses."""
     chosen = sorted(filters, key=lambda one: (-one["changed"], one["index"]))[:most]
     return sorted(chosen, key=lambda one: one["index"])
 

@@ -21,7 +21,7 @@ Signs = dict[str, Tensor]
 
 
 def signs_of(run: Run, name: str) -> Signs:
-    """The signs of a run's network, per layer; ``name`` is what a note calls it."""
+    """The signs of a run's network, per layer; ``name`` is its name in a note."""
     return model_signs(_network(run, name)[0])
 
 
@@ -29,7 +29,7 @@ def compare(
     before: Signs, run: Run, filters: int
 ) -> tuple[dict[str, tuple[int, int]], int, list[dict[str, Any]]]:
     """(changed, all) signs per layer, the epoch of the run's checkpoint, and ``filters`` of each layer."""
-    model, epoch = _network(run, "the run")  # arms without checkpoints share one note: no name
+    model, epoch = _network(run, "the run")  # without a name, so that several runs share one note
     try:
         flips = flips_by_layer(before, model_signs(model))
     except ValueError as error:

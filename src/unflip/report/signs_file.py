@@ -2,7 +2,7 @@
 
 A checkpoint is many times larger than the run's other files, and the baseline's is needed too. This file holds the
 counts per layer and the filters that are shown weight by weight, so the page stays the same without checkpoints. It
-names its run and baseline by a hash, and is refused beside any other.
+names its run and baseline by a hash, and is refused for any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from unflip.runs.files import DamagedFile, write_atomically
+from unflip.runs.files import REMEDIES, DamagedFile, write_atomically
 from unflip.runs.run import Run
 from unflip.study.summary import explain
 
@@ -30,7 +30,7 @@ class _Part(BaseModel):
 
 
 class Filter(_Part):
-    """One filter weight by weight; ``signs.py`` says what the numbers are."""
+    """One filter weight by weight; ``signs.py`` explains the numbers."""
 
     index: int = Field(ge=0)
     changed: int = Field(ge=0)
@@ -70,7 +70,7 @@ class Layer(_Part):
 
 
 class SignsFile(_Part):
-    """The whole file; ``run`` and ``baseline`` are :func:`identity`'s."""
+    """The whole file. ``run`` and ``baseline`` are hashes: see :func:`identity`."""
 
     format: Literal[1]
     run: str
@@ -109,13 +109,12 @@ def read(run: Run, baseline: Run) -> SignsFile:
     for what, expected, where in (("run", found.run, run), ("baseline", found.baseline, baseline)):
         if identity(where) != expected:
             raise ValueError(
-                f"{path} belongs to another {what} than {where}: its recipe differs. Delete it, and write it again "
-                "with 'unflip report --keep-signs' where the checkpoints are"
+                f"{path} belongs to another {what} than {where}: recipe or seed differ. {REMEDIES[NAME]}"
             )
     return found
 
 
 def identity(run: Run) -> str:
-    """A hash of recipe and seed: the file names its run without a path."""
+    """A hash of recipe and seed, so that the file can name its run without a path."""
     text = json.dumps({"recipe": run.recipe, "seed": run.seed}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -143,7 +143,7 @@ def _arm(folder: Path, arm: ArmSummary, by_name: dict[str, ArmSummary]) -> dict[
 
 
 def made_with(run: Run | None) -> dict[str, Any]:
-    """Where, with what and when a run was trained, and what it was made from, as far as it is known."""
+    """Device, versions, date and origins of a run; None for what is not known."""
     result = (run and run.result) or {}
     keys = ("device", "precision", "torch", "unflip", "commit", "dirty", "finished")
     saved = provenance.read(run) if run else None
@@ -165,6 +165,6 @@ def is_float(recipe: dict[str, Any]) -> bool:
 
 
 def run_of_seed(folder: Path, seed: int) -> Run | None:
-    """The run of that seed in a folder of seeds, or the folder itself if it is a run: as ``train`` starts."""
+    """The run of that seed in a folder of seeds, or the folder itself if it is a run: as ``train`` finds a start."""
     run = Run.find(folder, seed)
     return run if run.exists else None

@@ -21,8 +21,9 @@ REMEDIES = {
     "stopped.json": "Delete it to train the run again",
     "study.json": "Run the study's command again (--tables-only trains nothing): it rewrites the file from the runs",
     "fitness.json": "Delete it to evaluate the candidate again",
+    "signs.json.gz": "Delete it, and write it again with 'unflip report --keep-signs' where the checkpoints are",
 }
-NUMBERS = {"accuracy", "epochs", "seconds"}  # of a result
+NUMBERS = {"accuracy", "epochs", "seconds", "fitness"}  # of a result or a candidate
 IN_METRICS = ("epoch", "loss", "accuracy", "seconds")  # in every line
 
 

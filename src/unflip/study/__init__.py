@@ -1,8 +1,8 @@
 """Studies: many runs as one resumable piece of work, and one table at the end.
 
 arm.py          one row of a table: a recipe, trained for every seed
-study.py        arms and seeds in a folder, and what of it is left to train
-runner.py       run_study: training what is left, in this process or in others
+study.py        arms and seeds in a folder, and which runs are left to train
+runner.py       run_study: trains the runs that are left, in this process or in others
 task.py         jobs that are trained side by side
 pool.py         processes of this machine
 cluster.py      a Ray cluster

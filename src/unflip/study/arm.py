@@ -25,17 +25,13 @@ class Arm:
     paper: Paper | None = None
     x: float | None = None  # the value of a sweep
     finished_in: Path | None = None  # finished runs of another folder: read, never trained
-    trained_otherwise: bool = (
-        False  # its finished runs have another recipe, which this arm then has
-    )
-    kept: tuple[
-        str, ...
-    ] = ()  # overrides for which it keeps its own value, because it is about that
+    trained_otherwise: bool = False  # the recipe is that of the finished runs, not the study's
+    kept: tuple[str, ...] = ()  # overrides that it ignores, because it is about that field
 
 
 @dataclass(frozen=True)
 class Draft:
-    """An arm before the user's options: a shipped recipe and the changes of the arm.
+    """An arm before the user's options: a shipped recipe and the arm's changes.
 
     ``derived`` gives changes that follow from the rest of the recipe, including the user's overrides: ten times
     another rate stays ten times that rate. ``keeps`` are fields that the label mentions but the arm does not change.
@@ -73,7 +69,7 @@ def make_arms(
         mine = [o for o in overrides if _fits(o, plain) and not _contradicts(o, draft)]
         taken.update(mine)
         changed = draft.changes or draft.derived
-        named = [f"name={draft.name}"] if changed else []  # no longer what was shipped
+        named = [f"name={draft.name}"] if changed else []  # no longer the shipped recipe
         changes = [*defaults, *draft.changes, *named, *mine]
         recipe = load_recipe(draft.source, changes)
         if draft.derived:
@@ -100,7 +96,7 @@ def make_arms(
 
 
 def _nearest(override: str, arms: Sequence[Arm]) -> str:
-    """The option of the arms' methods that may have been meant."""
+    """The option of the arms' methods that was probably meant."""
     path = override.partition("=")[0]
     there = {f"method.{o}" for arm in arms for o in _method_options(arm.recipe)}
     near = difflib.get_close_matches(path, there, n=1, cutoff=0.8)
@@ -129,7 +125,7 @@ def _contradicts(override: str, draft: Draft) -> bool:
 
 
 def _keeps(override: str, draft: Draft, changes: list[str]) -> bool:
-    """Whether the arm has another value than the override's, because it is about that."""
+    """Whether the arm ignores an override that would change it, because it is about that field."""
     if not _contradicts(override, draft):
         return False
     try:
@@ -137,7 +133,7 @@ def _keeps(override: str, draft: Draft, changes: list[str]) -> bool:
             load_recipe(draft.source, [*changes, override]).plain()
             != load_recipe(draft.source, changes).plain()
         )
-    except RecipeError:  # the two do not even go together
+    except RecipeError:  # the two values contradict each other
         return True
 
 

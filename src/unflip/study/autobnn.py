@@ -6,8 +6,8 @@ A study lives in a folder:
     search.json          options, every candidate, the best of each generation
     table.md             the candidates, best first
 
-Candidates depend on the seed and on the fitness of those before them, so a study that was killed takes the same way
-again, past the candidates that are finished.
+Candidates depend only on the seed and on the fitness of earlier ones. So a search that was killed makes the same
+candidates again, and skips those that are finished.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ from unflip.train.job import RunOptions
 from unflip.train.loop import TrainingStopped, train
 
 Widths = tuple[float, ...]
-Fitness = Callable[
-    [Recipe, Path], float
-]  # of a recipe with widths; the folder is the candidate's own
+Fitness = Callable[[Recipe, Path], float]  # of a recipe with widths, and the candidate's folder
 
-NEW_TRIES = 100  # at a child that has not been evaluated yet, before a generation goes without
+NEW_TRIES = 100  # attempts to make a candidate that has not been evaluated yet
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One evaluated network; ``fitness`` is None where its training stopped."""
+    """One evaluated network; ``fitness`` is None if its training stopped."""
 
     widths: Widths
     generation: int
@@ -84,7 +82,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """Every candidate, best first, and the best one after each generation (the first population is one)."""
+    """Every candidate, best first, and the best one after each generation, counting the first population as one."""
 
     candidates: tuple[Candidate, ...]
     best: tuple[Candidate, ...]
@@ -101,18 +99,19 @@ def search_widths(
 ) -> Found:
     """Search the widths of the recipe's network. Candidates finished in ``out`` are not evaluated again.
 
-    Without a ``fitness`` it is the accuracy on held-out training images (a tenth of them, where the recipe holds none
-    out) after the recipe's epochs. Higher is better; what raises ``TrainingStopped`` comes last.
+    The default ``fitness`` is the accuracy on held-out training images after the recipe's epochs; if the recipe holds
+    none out, a tenth of them. Higher is better. Candidates that raise ``TrainingStopped`` come last.
     """
     search = search or Search()
     if models.width_parts(recipe.model.name) == 0:
         able = ", ".join(n for n in models.names() if models.width_parts(n))
         raise ValueError(
-            f"autobnn: model {recipe.model.name!r} has no widths to search; those that have: {able}"
+            f"autobnn: model {recipe.model.name!r} has no widths to search; models that have: {able}"
         )
     if recipe.start:
         raise ValueError(
-            f"autobnn: recipe {recipe.name!r} starts from the weights of {recipe.start!r}, which fit one width alone"
+            f"autobnn: recipe {recipe.name!r} starts from {recipe.start!r}, whose weights do not fit other widths: give a "
+            "recipe without start"
         )
     if recipe.data.validation == 0:
         held_out = recipe.data.model_copy(update={"validation": len(data) // 10})
@@ -150,7 +149,7 @@ class _Evolution:
         if self.ratio(smallest) > search.budget:
             raise ValueError(
                 f"autobnn: budget={search.budget} is below the smallest network's {self.ratio(smallest):.3f}: "
-                f"{recipe.model.name} with widths {list(smallest)}"
+                f"{recipe.model.name} with widths {list(smallest)}. Give a larger budget or smaller candidates"
             )
 
     def run(self) -> Found:
@@ -200,7 +199,7 @@ class _Evolution:
         return children
 
     def new(self, make: Callable[[], Widths], known: Sequence[Widths]) -> Widths | None:
-        """Something made that fits and is not known; None where every try was."""
+        """A new candidate within the budget; None if every attempt gave a known one."""
         for _ in range(NEW_TRIES):
             widths = self.fitted(make())
             if widths not in known:
@@ -225,7 +224,7 @@ class _Evolution:
         return population[min(self.random.randrange(len(population)) for _ in range(2))]
 
     def fitted(self, widths: Widths) -> Widths:
-        """Within the budget: factors drawn at random become the next smaller ones until it is."""
+        """Reduce random factors to the next smaller ones until the network is within the budget."""
         genes = list(widths)
         while self.ratio(tuple(genes)) > self.search.budget:
             part = self.random.choice([i for i, g in enumerate(genes) if g > self.levels[0]])
@@ -251,12 +250,12 @@ class _Evolution:
         chosen = chosen.model_copy(update={"name": f"{self.recipe.name}-{name}"})
         note, images = self.out / name / "fitness.json", self.data.fingerprint
         if note.exists():
-            saved = read_json(note, "recipe", "fitness")
+            saved = read_json(note, "recipe", "fitness", "images")
             if saved["recipe"] != chosen.plain():
                 raise ValueError(
                     f"{note.parent} was evaluated with another recipe; choose another folder or remove it"
                 )
-            if saved.get("images", images) != images:
+            if saved["images"] != images:
                 raise ValueError(
                     f"{note.parent} was evaluated on other images: {saved['images']}, these are {images}; choose "
                     "another folder or remove it"

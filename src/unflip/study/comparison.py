@@ -49,7 +49,7 @@ def _scipy() -> bool:
 
 
 def welch(a: ArmSummary, b: ArmSummary) -> TTest:
-    """Whether two means differ, for samples of unequal variance; no t where neither has any."""
+    """Whether two means differ, for samples of unequal variance; no t if both have none."""
     from scipy import stats  # type: ignore[import-untyped]
 
     x, y = a.accuracies, b.accuracies
@@ -61,7 +61,7 @@ def welch(a: ArmSummary, b: ArmSummary) -> TTest:
 
 
 def paired(a: ArmSummary, b: ArmSummary, seeds: Sequence[int]) -> TTest:
-    """Whether the mean of the differences per seed is not zero; no t where all differences are equal."""
+    """Whether the mean of the differences per seed is not zero; no t if all differences are equal."""
     from scipy import stats
 
     x, y = ([arm.by_seed[seed] for seed in seeds] for arm in (a, b))

@@ -40,8 +40,8 @@ class Experiment:
         teacher: Path | None = None,
         tables_only: bool = False,
     ) -> Study:
-        """The experiment in a folder. ``baseline`` holds the finished runs of one trained before, seed-0 and so on (for
-        ``tables_only``, of some seeds); ``teacher`` the one that arms which distill learn from."""
+        """The experiment in a folder. ``baseline`` is a folder with finished runs of the baseline, seed-0 and so on;
+        with ``tables_only`` some seeds may be missing. ``teacher`` is the finished run that arms with distill use."""
         arms = make_arms(self.drafts, self.defaults, overrides, epochs_scale)
         if baseline is not None:
             if BASELINE not in (draft.name for draft in self.drafts):
@@ -70,7 +70,7 @@ class Experiment:
         )
 
     def help(self) -> str:
-        """The command's help; its example runs as it is."""
+        """The command's help; its example can be run as it is."""
         values = [read_values(draft.source, draft.changes) for draft in self.drafts]
         pairs = zip(self.drafts, values, strict=True)
         learning = [draft.name for draft, recipe in pairs if recipe.get("distill")]
@@ -111,7 +111,7 @@ def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
 
 
 def _as_trained(arm: Arm, run: Run) -> Arm:
-    """The arm with the recipe of its runs: the table has no result of the arm's own recipe."""
+    """The arm with the recipe of its runs: its own recipe was not trained."""
     recipe = Recipe.model_validate(run.recipe).model_copy(update={"name": arm.recipe.name})
     return replace(arm, recipe=recipe, trained_otherwise=True)
 

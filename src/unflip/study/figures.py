@@ -27,8 +27,8 @@ CURVES = {
 
 
 def draw(study: Study, summary: Summary) -> list[Path]:
-    """All figures for which the study has finished runs. None without matplotlib, which a machine that trains need not
-    have: the same command elsewhere draws them."""
+    """All figures for which the study has finished runs; none without matplotlib, which training does not need.
+    The same command draws them on a machine that has it."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
     drawn = [_curves(study, name, summary.evaluated_on) for name in CURVES]
@@ -111,7 +111,7 @@ def _sweep(study: Study, summary: Summary) -> Path | None:
         return None
     figure, axis = _axes()
     axis.errorbar(
-        range(len(swept)),  # the grid spans decades and has a zero: evenly spaced, as it was chosen
+        range(len(swept)),  # evenly spaced: the values span decades and include zero
         [arm.mean for arm in swept],
         [arm.std or 0.0 for arm in swept],
         marker="o",

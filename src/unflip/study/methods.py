@@ -1,6 +1,6 @@
 """Every method side by side: the same recipe and seeds, one table.
 
-Methods that correct a network which another one has trained are left out: they have no schedule of their own.
+Methods that correct an already trained network (LNS) are left out: they cannot be trained from scratch.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def methods_study(
 def _refuse_replaced(overrides: Sequence[str]) -> None:
     """Refuse overrides of fields that every method replaces: the table would claim a change that did not happen."""
     instead = {
-        "method": "each method stands in its place; choose some with --only",
+        "method": "each method replaces it; choose some with --only",
         "epochs": "give --epochs",
-        "name": "each run is called after its method",
+        "name": "each run is named after its method",
     }
     for override in overrides:
         field = override.partition("=")[0].partition(".")[0]
@@ -92,7 +92,7 @@ def study_methods(
     overrides: Sequence[str] = (),
     source: str | None = None,
 ) -> Summary:
-    """Train each method, its seeds side by side and no other beside them, so that its seconds are its own.
+    """Train each method, its seeds side by side and no other method beside them, so that the seconds are comparable.
 
     The summary also has memory, FLOPs and seconds of each method.
     """

@@ -29,7 +29,7 @@ def check_weights(arm: Arm, runs: Sequence[Run]) -> None:
 
 
 def _unusable(run: Run) -> str | None:
-    """Why a finished run has no weights to take; None if it has."""
+    """Why the weights of a finished run cannot be used; None if they can."""
     try:
         run.load_checkpoint()
     except ValueError as error:
@@ -47,15 +47,15 @@ def check_teacher(folder: Path | None, arm: Arm) -> None:
         raise ValueError(f"{wanted}: give its folder as --teacher {otherwise}")
     run = Run.find(folder)
     if not run.finished:
-        raise ValueError(f"{wanted}; --teacher {folder} is not one: give another {otherwise}")
+        raise ValueError(f"{wanted}, which {folder} is not: give another --teacher {otherwise}")
     problem = _unusable(run)
     if problem:
-        raise ValueError(f"{wanted}; --teacher {folder}: {problem}; or give another {otherwise}")
+        raise ValueError(f"{wanted}, but {problem}. Or give another --teacher {otherwise}")
     differ = provenance.other_images(run, arm.recipe.data, arm.recipe.plain()["data"])
     if differ:
         raise ValueError(
-            f"arm {arm.name!r} has data {differ[1]}, the one in --teacher {folder} has {differ[0]}, "
-            f"and may have seen images that are held out here: give another {otherwise}"
+            f"arm {arm.name!r} has data {differ[1]}, but the teacher in {folder} was trained on {differ[0]} and may "
+            f"have seen images that are held out here: give another --teacher {otherwise}"
         )
 
 

@@ -1,7 +1,7 @@
-"""The experiments of the LNS paper on CIFAR-10, the controls it lacks, and what goes beyond it.
+"""The experiments of the LNS paper on CIFAR-10, controls that it lacks, and experiments beyond it.
 
 *Training Binary Neural Networks through Learning with Noisy Supervision*, Han et al., ICML 2020, arXiv:2010.04871.
-What the paper leaves open is answered by the recipes; see ``docs/lns.md``.
+The recipes decide what the paper leaves open; see ``docs/lns.md``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HALF = "schedule={name: step, at: [200, 300], factor: 0.1}"
 WIDE = "schedule={name: step, at: [120, 240, 320], factor: 0.2}"
 # a tenth after every quarter, as the paper has it for LNS itself
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
-STAYS = "method.lr=1e-30"  # above zero, and no weight moves
-HELD = "optimizer.latent_lr=1e-6"  # where not one latent weight moved, the loop would see a lost gradient
+STAYS = "method.lr=1e-30"  # a rate must be above zero; at this one no weight moves
+NEARLY_FROZEN = "optimizer.latent_lr=1e-6"  # training stops with an error if no latent weight moves
 STRONGEST = "cifar10-resnet20-strongest"
 NO_LOSS = "method.alpha=0.0"  # as the recipe has it: an override must not bring the loss back
 
@@ -47,21 +47,21 @@ def _binary_weights(recipe: Recipe) -> int:
 
 
 def _one_mean(recipe: Recipe) -> list[str]:
-    """One mean over all weights is their sum with α over their number, which the network decides."""
+    """The mean over all weights is the sum with α / n, where n, the number of weights, depends on the network."""
     assert isinstance(recipe.method, dict)
     alpha = recipe.method["alpha"] / _binary_weights(recipe)
     return ["method.reduction=sum", f"method.alpha={alpha!r}"]
 
 
 def _stretched(recipe: Recipe) -> list[str]:
-    """α / (1 − 2ρ) in place of ρ, with the α and ρ that LNS has beside it."""
+    """α / (1 − 2ρ) instead of ρ, with the α and ρ of the LNS arm."""
     assert isinstance(recipe.method, dict)
     alpha, plus, minus = (recipe.method[name] for name in ("alpha", "rho_plus", "rho_minus"))
     return [f"method.alpha={alpha / (1 - plus - minus):.6f}", *_rho(0)]
 
 
 def _latent(times: float) -> Callable[[Recipe], list[str]]:
-    """Latent weights so many times faster than they would be."""
+    """``times`` the learning rate that the latent weights would have."""
 
     def derived(recipe: Recipe) -> list[str]:
         rate = recipe.optimizer.latent_lr or recipe.optimizer.lr
@@ -71,7 +71,7 @@ def _latent(times: float) -> Callable[[Recipe], list[str]]:
 
 
 def _slow(recipe: Recipe) -> list[str]:
-    """The mapping at a hundredth of the rate that it would have."""
+    """A hundredth of the learning rate that the mapping would have."""
     assert isinstance(recipe.method, dict)
     rate = recipe.method["lr"] or recipe.optimizer.lr
     return [f"method.lr={rate / 100:g}"]
@@ -117,15 +117,16 @@ def _reading(name: str, label: str, *changes: str, times: float | None = None) -
 READINGS = Experiment(
     "readings",
     "What the paper's baseline may have been",
-    "Readings of what the paper leaves open in its baseline (85.06 %): decay, shortcuts, speed of the latent weights.",
+    "Interpretations of what the paper leaves open in its baseline (85.06 %): decay, shortcuts, speed of the latent "
+    "weights.",
     (
         replace(
             _BASELINE,
-            label="cosine decay, one shortcut a block",
+            label="cosine decay, one shortcut per block",
             keeps=("schedule", "model.shortcut"),
         ),
         _reading("step", "decay by steps", STEPS),
-        _reading("conv", "one shortcut a convolution", "model.shortcut=conv"),
+        _reading("conv", "one shortcut per convolution", "model.shortcut=conv"),
         _reading("conv-step", "… decay by steps", "model.shortcut=conv", STEPS),
         _reading("conv-half", "… decay at 1/2 and 3/4", "model.shortcut=conv", HALF),
         _reading("conv-wide", "… decay as Wide ResNet's", "model.shortcut=conv", WIDE),
@@ -151,8 +152,10 @@ ABLATION = Experiment(
         ),
         _after("finetune-0.001", "fine-tuning, lr 0.001", FINETUNE, "optimizer.lr=0.001"),
         _after("finetune-0.0001", "fine-tuning, lr 0.0001", FINETUNE, "optimizer.lr=0.0001"),
-        # what training all but the signs gives: the control of a mapping that keeps them
-        _after("finetune-still", "fine-tuning, latent weights 10,000 × slower", FINETUNE, HELD),
+        # trains everything except the signs: the control for a mapping that keeps them
+        _after(
+            "finetune-still", "fine-tuning, latent weights 10,000 × slower", FINETUNE, NEARLY_FROZEN
+        ),
         _after(
             "mapping",
             "mapping without noisy supervision",
@@ -161,12 +164,12 @@ ABLATION = Experiment(
             paper=Paper(85.36, 0.06, 85.43),
         ),
         _LNS,
-        # Algorithm 1 takes sign(W) anew in each pass; the paper's text calls its labels pretrained.
+        # Algorithm 1 computes sign(W) again in each pass; the paper's text calls its labels pretrained.
         replace(
             _after("lns-frozen", "LNS, labels frozen", LNS, "method.labels=frozen"),
             paper=_LNS.paper,
         ),
-        # nor does it say over what its loss is a mean
+        # the paper does not say over which weights the loss is averaged
         replace(
             _after("one-mean", "LNS, one mean over all weights", LNS, derived=_one_mean),
             paper=_LNS.paper,
@@ -209,7 +212,7 @@ SOTA = Experiment(
     (
         replace(_BASELINE, label="DoReFa-Net"),
         Draft("xnor", "XNOR-Net", DOREFA, ("method=xnor",), paper=Paper(85.23)),
-        # along one shortcut a convolution its inputs grow out of reach of its gradient, and it unlearns
+        # with one shortcut per convolution its inputs grow beyond the range of its gradient, and it unlearns
         Draft("tbn", "TBN", DOREFA, ("method=tbn",), paper=Paper(84.34), keeps=("model.shortcut",)),
         Draft("dsq", "DSQ", DOREFA, ("method=dsq",), paper=Paper(84.11)),
         _LNS,
@@ -220,8 +223,8 @@ SOTA = Experiment(
 CONTROLS = Experiment(
     "controls",
     "LNS against its controls",
-    "What the paper does not control for: ρ = 0, a stretched α, each open reading, faster latent weights; on 10,000 "
-    "training images held out.",
+    "What the paper does not control for: ρ = 0, a stretched α, other interpretations of its text, faster latent "
+    "weights; on 10,000 training images held out.",
     (
         _BASELINE,
         _LNS,
@@ -280,7 +283,7 @@ CORRECTIONS = Experiment(
     "corrections",
     "Losses that let a noisy label go",
     "LNS with other losses for noisy labels than the paper's: forward correction, with one ρ and with ρ(|w|) estimated "
-    "from forks of the baseline; generalised and symmetric cross entropy; label smoothing. On 10,000 training images "
+    "from forks of the baseline; generalized and symmetric cross entropy; label smoothing. On 10,000 training images "
     "held out.",
     (
         _BASELINE,
@@ -295,7 +298,7 @@ CORRECTIONS = Experiment(
             *_FORWARD,
             "method.mapping=residual",
         ),
-        _after("gce", "generalised cross entropy", LNS, "method.loss=gce"),
+        _after("gce", "generalized cross entropy", LNS, "method.loss=gce"),
         _after("sce", "symmetric cross entropy", LNS, "method.loss=sce"),
         _after("smoothing", "label smoothing", LNS, "method.loss=smoothing"),
         _finetune_with_latent(10),
@@ -333,10 +336,10 @@ def _decayed(name: str, label: str, *changes: str) -> Draft:
 BEYOND = Experiment(
     "beyond",
     "What makes a stronger ±1 ResNet-20 than the paper's",
-    "One shortcut a convolution, and on top of it faster latent weights, weight decay, other methods, another order, "
+    "One shortcut per convolution, and on top of it faster latent weights, weight decay, other methods, another order, "
     "learned shifts, a teacher: on 10,000 training images held out.",
     (
-        _stronger("conv", "one shortcut a convolution"),
+        _stronger("conv", "one shortcut per convolution"),
         _stronger("decay", "… weight decay 0.0005", _decay(0.0005)),
         _stronger("adam", "… Adam", "optimizer={name: adam, lr: 0.001}"),
         _stronger("bop", "… Bop", "method=bop"),
@@ -370,10 +373,10 @@ BEYOND = Experiment(
 FINAL = Experiment(
     "final",
     "The strongest ±1 ResNet-20 here, on test images",
-    "The parts that were best on held-out images, put together, trained on all training images and measured on test "
-    "images; and the same without a teacher.",
+    "The best parts on held-out images together, trained on all training images and measured on test images; and "
+    "the same without a teacher.",
     (
-        _stronger(BASELINE, "one shortcut a convolution"),
+        _stronger(BASELINE, "one shortcut per convolution"),
         Draft("strongest", "the strongest", STRONGEST),
         Draft("alone", "… without a teacher", STRONGEST, ("distill=null",)),
     ),

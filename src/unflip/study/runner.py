@@ -135,7 +135,7 @@ def _tell_anyway(tell: Callable[[], object]) -> None:
 def _refuse_others(
     study: Study, images: Callable[[], Dataset] | None, resuming: Study | None = None
 ) -> None:
-    """Refuse finished runs of other images, start or teacher than those given: the table shows them as they are.
+    """Refuse finished runs that had other images, another start or another teacher: they do not belong in this table.
 
     Images are loaded only if a run recorded its own. Without a data folder (None) they are not compared. A start that
     is about to resume in ``resuming`` has no weights yet.

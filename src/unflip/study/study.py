@@ -1,4 +1,4 @@
-"""A study: arms and seeds in one folder, and what of it is left to train.
+"""A study: arms and seeds in one folder, and which runs are left to train.
 
     OUT/ARM/seed-N/...     the runs, as ``unflip train`` leaves them
     OUT/study.json         every run, means, tests
@@ -23,7 +23,7 @@ from unflip.train.job import Job
 
 @dataclass(frozen=True)
 class Study:
-    """What to run, and the texts about it. ``command`` repeats it, and with ``--only ARM`` one arm of it."""
+    """The runs to train, and the texts about them. ``command`` repeats the study; with ``--only ARM``, one arm."""
 
     name: str
     arms: tuple[Arm, ...]
@@ -94,7 +94,7 @@ class Study:
         return next((lines for lines in differ if lines), [])
 
     def outcome(self, arm: Arm, seed: int) -> Outcome | None:
-        """None while the run is not over. It is over, too, if the run it starts from has stopped."""
+        """None while the run is not over. A run is also over if the run it starts from has stopped."""
         blocked = self._blocked(arm, seed)
         return Outcome(seed, stopped=blocked) if blocked else self.run(arm, seed).outcome
 
@@ -133,7 +133,7 @@ class Study:
         return [Job(arm.recipe, seed, self.folder(arm), start, teacher) for seed in seeds]
 
     def jobs_over(self) -> list[Job]:
-        """The runs that are not trained any more."""
+        """The runs that are over."""
         arms = [(arm, [s for s in self.seeds if self.over(arm, s)]) for arm in self.arms]
         return [job for arm, seeds in arms for job in self.jobs(arm, seeds)]
 
@@ -146,8 +146,8 @@ class Study:
                     run.refuse_other_recipe(arm.recipe.plain())
                 elif not run.finished:
                     raise ValueError(
-                        f"{run} is not a finished run; {self.name} has {len(self.seeds)} seeds and starts from seed "
-                        f"{seed} of {arm.name}"
+                        f"{run} is not a finished run, but study {self.name} needs seed {seed} of {arm.name}: give "
+                        f"another --baseline, or fewer --seeds than {len(self.seeds)}"
                     )
         for arm in self.arms:
             self._check_needs(arm)

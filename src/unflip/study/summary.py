@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from unflip.runs.files import DamagedFile, read_json, write_json
+from unflip.runs.files import DamagedFile, write_json
 from unflip.runs.run import Outcome
 
 NAME = "study.json"
@@ -23,12 +23,12 @@ Maybe = Annotated[float | None, BeforeValidator(_finite_or_none)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Figures that the paper reports for an arm: the mean, and where it has them standard deviation and best run."""
+    """Figures that the paper reports for an arm; the standard deviation and the best run only if it gives them."""
 
     mean: float
     std: float | None = None
@@ -36,7 +36,7 @@ class Paper:
 
 
 class ArmSummary(_Part):
-    """One row of a study. The last three are given by ``unflip study methods`` alone."""
+    """One row of a study. Only ``unflip study methods`` fills in the last three."""
 
     name: str
     label: str
@@ -66,7 +66,7 @@ class ArmSummary(_Part):
 
 
 class TTest(_Part):
-    """A t-test of two arms; no t or p where it cannot be computed. ``n`` is the number of pairs of a paired test."""
+    """A t-test of two arms. t, df and p are None if the runs have no spread. ``n``: the pairs of a paired test."""
 
     a: str
     b: str
@@ -118,7 +118,7 @@ class Summary(_Part):
         """The summary in a study's folder, checked field by field."""
         path = folder / NAME
         try:
-            summary = cls.model_validate(read_json(path))
+            summary = cls.model_validate_json(path.read_bytes(), strict=True)
         except ValidationError as error:
             raise DamagedFile(path, explain(error)) from None
         names = [arm.name for arm in summary.arms]
@@ -136,6 +136,11 @@ class Summary(_Part):
 def explain(error: ValidationError, most: int = 3) -> str:
     """The first problems of a file, each with its place."""
     problems = error.errors()
-    shown = [f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems[:most]]
+    shown = [_place(problem["loc"]) + problem["msg"] for problem in problems[:most]]
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
     return "; ".join([*shown, *more])
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Empty for the file as a whole, if it is not even JSON."""
+    return f"{'.'.join(map(str, location))}: " if location else ""
