@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,12 +16,18 @@ from torch import Tensor, nn
 import unflip
 from unflip import methods
 from unflip.kernels.mapping import shared_predictions
-from unflip.layers import BinaryConv2d, BinaryLayer, BinaryLinear, binary_layers
-from unflip.methods import lns as lns_module
+from unflip.layers import (
+    BinaryConv2d,
+    BinaryLayer,
+    BinaryLinear,
+    binary_layers,
+    state_restored,
+)
+from unflip.methods import ParameterGroup, Preparation
+from unflip.methods import warm_start as warm_start_module
 from unflip.methods.lns import (
     CHUNK,
     LNS,
-    Learned,
     MappedSign,
     MappingNetwork,
     mapped_layers,
@@ -706,6 +713,7 @@ def test_warm_start_teaches_f_the_signs_and_touches_nothing_else(options: dict[s
         ({"alpha": 0.1}, 0),
         ({"alpha": 0.0, "labels": "frozen", "loss_on": "after_sign"}, 0),
         ({"reduction": "sum", "gradient": "clipped"}, 0),
+        ({"lr": 0.5, "warm_steps": 7}, 0),
         ({"rho_plus": 0.02}, 4),
         ({"loss": "gce"}, 4),
         ({"statistics": "fixed"}, 4),
@@ -716,13 +724,15 @@ def test_a_mapping_that_begins_as_another_is_not_taught_again(
     options: dict[str, Any], taught: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a sweep of α one run learns, and the others have what they would have learned, to the bit."""
-    learned: Learned = {}
-    warm_start(same_net(), steps=40, learned=learned)
+    memo: dict[str, Any] = {}
+    warm_start(same_net(), steps=40, memo=memo)
     alone, beside = same_net(**options), same_net(**options)
     reached = warm_start(alone, steps=40)
-    calls, teach = [], lns_module._teach
-    monkeypatch.setattr(lns_module, "_teach", lambda *args: (calls.append(args), teach(*args)))
-    assert warm_start(beside, steps=40, learned=learned) == reached
+    calls, teach = [], warm_start_module._teach
+    monkeypatch.setattr(
+        warm_start_module, "_teach", lambda *args: (calls.append(args), teach(*args))
+    )
+    assert warm_start(beside, steps=40, memo=memo) == reached
     assert len(calls) == taught
     states = alone.state_dict(), beside.state_dict()
     assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
@@ -730,17 +740,17 @@ def test_a_mapping_that_begins_as_another_is_not_taught_again(
 
 
 @pytest.mark.filterwarnings("ignore:after 4. steps")
-def test_other_weights_or_steps_are_taught_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    learned: Learned = {}
-    warm_start(same_net(), steps=40, learned=learned)
+def test_other_weights_or_steps_are_taught_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    memo: dict[str, Any] = {}
+    warm_start(same_net(), steps=40, memo=memo)
     calls: list[Any] = []
-    monkeypatch.setattr(lns_module, "_teach", lambda *args: calls.append(args))
+    monkeypatch.setattr(warm_start_module, "_teach", lambda *args: calls.append(args))
     other = same_net()
     with torch.no_grad():
         other.get_parameter("5.weight")[0, 0, 0, 0] += 0.01
-    warm_start(other, steps=40, learned=learned)
+    warm_start(other, steps=40, memo=memo)
     assert len(calls) == 1
-    warm_start(same_net(), steps=41, learned=learned)
+    warm_start(same_net(), steps=41, memo=memo)
     assert len(calls) == 5
 
 
@@ -767,6 +777,166 @@ def test_warm_start_after_agreement_changes_nothing() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+# --- before the first epoch -----------------------------------------------------------------------------
+
+
+class Prepared:
+    """A preparation that records what a method asks of it."""
+
+    def __init__(self, memo: dict[str, Any] | None = None) -> None:
+        self.memo = memo
+        self.said: list[str] = []
+        self.asked: list[tuple[int, int, float]] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def branches(self, count: int, epochs: int, rate: float) -> tuple[nn.Module, list[nn.Module]]:
+        self.asked.append((count, epochs, rate))
+        baseline = unflip.binarize(float_net(), "dorefa", quiet=True)
+        copies = [copy.deepcopy(baseline) for _ in range(count)]
+        with torch.no_grad():
+            for number, one in enumerate(copies):
+                for _, layer in binary_layers(one):
+                    layer.weight[number].neg_()  # another filter in each
+        return baseline, copies
+
+
+@pytest.mark.filterwarnings("ignore:after 30 steps")
+def test_prepare_is_the_warm_start_of_its_options() -> None:
+    options = {"warm_steps": 30, "warm_lr": 1e-2, "warm_agreement": 0.9}
+    model, expected, preparation = same_net(**options), same_net(), Prepared()
+    LNS(**options).prepare(model, preparation)  # type: ignore[arg-type]
+    reached = warm_start(expected, 30, 1e-2, 0.9)
+    assert sign_agreement(model) == reached
+    assert preparation.said == [
+        f"warm start: signs agree on {min(reached.values()):.4%} or more in each of 4 layers"
+    ]
+    assert preparation.asked == []
+    assert not any(b.untaught for _, _, b in mapped_layers(model))
+
+
+@pytest.mark.filterwarnings("ignore:after 5 steps")
+def test_runs_side_by_side_share_their_warm_start() -> None:
+    preparation = Prepared(memo={})
+    for alpha in (0.0, 1.0):
+        method = LNS(warm_steps=5, alpha=alpha)
+        method.prepare(same_net(warm_steps=5, alpha=alpha), preparation)
+    assert preparation.memo is not None
+    assert len(preparation.memo) == 4
+
+
+def test_without_warm_steps_nothing_is_prepared() -> None:
+    model, preparation = same_net(warm_steps=0), Prepared()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    LNS(warm_steps=0).prepare(model, preparation)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(b.untaught for _, _, b in mapped_layers(model))
+    assert preparation.said == []
+
+
+def test_prepare_estimates_flip_rates_from_branches() -> None:
+    method = LNS(rates="estimated", warm_steps=0)
+    model, preparation = same_net(rates="estimated", warm_steps=0), Prepared()
+    method.prepare(model, preparation)
+    assert preparation.asked == [(3, 2, 0.1)]
+    [said] = preparation.said
+    assert said.startswith("flip rates of the baseline's layers: ")
+    for _, _, binarizer in mapped_layers(model):
+        assert (binarizer.rho_plus != 0.005).any()
+
+
+def test_only_estimated_rates_need_a_start() -> None:
+    assert LNS().needs_start() is None
+    assert "the network that the run starts from" in (LNS(rates="estimated").needs_start() or "")
+    assert not LNS.from_scratch
+    assert all(methods.config_class(name).from_scratch for name in OTHERS)
+
+
+@pytest.mark.parametrize("lr", [None, 0.25])
+def test_theta_is_a_parameter_group(lr: float | None) -> None:
+    model = lns_net(base="recu")
+    [group] = LNS(base="recu", lr=lr).parameter_groups(model)
+    assert (group.name, group.lr) == ("mapping", lr)
+    theta = {n for n, p in model.named_parameters() if any(p is q for q in group.parameters)}
+    assert theta == {n for n, _ in model.named_parameters() if ".mapping." in n}
+    assert LNS().parameter_groups(float_net()) == []
+
+
+@pytest.mark.parametrize("base", OTHERS)
+def test_other_methods_prepare_nothing(base: str) -> None:
+    method, preparation = methods.get(base), Prepared()
+    model = unflip.binarize(float_net(), base, quiet=True)
+    method.prepare(model, preparation)
+    assert method.parameter_groups(model) == []
+    assert method.needs_start() is None
+    assert preparation.said == []
+
+
+def test_a_base_prepares_too() -> None:
+    @dataclass(frozen=True)
+    class Calibrated(type(methods.get("dorefa"))):  # type: ignore[misc]
+        def prepare(self, model: nn.Module, preparation: Preparation) -> None:
+            preparation.say("calibrated")
+
+        def parameter_groups(self, model: nn.Module) -> list[ParameterGroup]:
+            return [ParameterGroup("steps", [], 0.5)]
+
+    method, preparation = LNS(base=Calibrated(), warm_steps=0), Prepared()
+    method.prepare(lns_net(), preparation)
+    assert preparation.said == ["calibrated"]
+    groups = method.parameter_groups(lns_net())
+    assert [group.name for group in groups] == ["mapping", "steps"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"warm_steps": -1}, "lns: warm_steps=-1 should be >= 0; 0 means no warm start"),
+        ({"warm_steps": 2.0}, "lns: warm_steps=2.0 should be a whole number"),
+        ({"warm_steps": True}, "lns: warm_steps=True should be a whole number"),
+        ({"warm_lr": 0}, "lns: warm_lr=0 should be a finite number > 0.*warm_steps=0"),
+        ({"warm_lr": math.inf}, "lns: warm_lr=inf should be a finite number > 0"),
+        ({"warm_agreement": 0.5}, "lns: warm_agreement=0.5 should be a share of signs"),
+        ({"warm_agreement": 99.95}, "warm_agreement=99.95 should be a share .*<= 1"),
+        ({"lr": 0}, "lns: lr=0 should be a finite number > 0; leave it out"),
+        ({"lr": math.nan}, "lns: lr=nan should be a finite number > 0"),
+        ({"lr": "fast"}, "lns: lr='fast' should be a number or None"),
+    ],
+    ids=str,
+)
+def test_options_of_the_training_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        methods.get("lns", **options)
+
+
+def test_options_of_the_training_do_not_change_the_family() -> None:
+    trained = LNS(lr=0.1, warm_steps=0, warm_lr=0.1, warm_agreement=1.0)
+    assert trained.family == LNS().family == "lns(base=dorefa)"
+
+
+def test_a_long_warm_start_says_how_far_it_is() -> None:
+    for every, expected in (
+        (1e9, []),
+        (0.0, ["warm start: finished layer 1 (layer1.0.conv1); its signs agree on 50.0000%"]),
+    ):
+        said: list[str] = []
+        warm_start_module.tell_layers(said.append, every)("layer1.0.conv1", 0.5)
+        assert said == expected
+
+
+def test_a_state_filled_in_place_counts_as_taught() -> None:
+    model = lns_net()
+    state_restored(model)
+    assert untaught_warnings(model) == 0
+
+
+def test_predict_is_f_of_w_and_none_for_other_methods() -> None:
+    layer = BinaryLinear(8, 6, method="lns")
+    assert torch.equal(mapped(layer).predict(layer.weight), mapped(layer).mapping(layer.weight))
+    assert BinaryLinear(8, 6, method="dorefa").weight_binarizer.predict(layer.weight) is None
+
+
 # --- labels ---------------------------------------------------------------------------------------------
 
 
@@ -789,7 +959,7 @@ def test_following_labels_follow_and_frozen_ones_do_not() -> None:
         torch.testing.assert_close(unflip.auxiliary_loss(layer), expected)
 
 
-def test_frozen_labels_are_taken_anew_with_a_pretrained_networks_weights() -> None:
+def test_a_pretrained_networks_weights_bring_new_frozen_labels() -> None:
     source = unflip.binarize(float_net(), "dorefa", quiet=True)
     model = lns_net(labels="frozen")
     unflip.load_twin(model, source.state_dict())
@@ -799,7 +969,7 @@ def test_frozen_labels_are_taken_anew_with_a_pretrained_networks_weights() -> No
         assert mapped(layer).labels.dtype == torch.int8
 
 
-def test_frozen_labels_are_taken_anew_by_the_warm_start() -> None:
+def test_the_warm_start_takes_frozen_labels_again() -> None:
     layer = BinaryLinear(8, 6, method=LNS(labels="frozen"))
     signs = flip_some(layer)
     warm_start(layer, steps=0)
@@ -934,7 +1104,7 @@ def test_predictions_can_be_shared_by_the_two_losses() -> None:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model(x)
-    assert calls == 8, "outside, f(W) is computed anew"
+    assert calls == 8, "outside, f(W) is computed again"
     with shared_predictions(unflip.binarize(float_net(), "dorefa", quiet=True)):
         pass
 
@@ -964,7 +1134,9 @@ def test_warm_start_that_falls_short_says_so() -> None:
     model = unflip.binarize(
         nn.Sequential(nn.Conv2d(16, 32, 3)), "lns", keep_first_and_last=False, quiet=True
     )
-    with pytest.warns(UserWarning, match=r"after 1 steps the mapping still disagrees .*: 0 \d"):
+    with pytest.warns(
+        UserWarning, match=r"after 1 steps of warm start .* too few labels: 0 \d.*warm_steps"
+    ):
         warm_start(model, steps=1)
 
 
@@ -983,7 +1155,7 @@ def test_training_without_a_warm_start_is_said_once() -> None:
     assert untaught_warnings(copy.deepcopy(model).eval()) == 0
     with torch.no_grad():
         assert untaught_warnings(model) == 0
-    assert untaught_warnings(copy.deepcopy(model)) == layers, "once a layer"
+    assert untaught_warnings(copy.deepcopy(model)) == layers, "once per layer"
     assert untaught_warnings(lns_net(mapping="residual")) == 0
     trained = lns_net()
     trained.load_state_dict(model.state_dict())

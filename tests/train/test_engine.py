@@ -24,7 +24,7 @@ from unflip.kernels import nvrtc, tuning
 from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.layers import binary_layers
-from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
+from unflip.methods import ClippedSign, LayerMeanSign
 from unflip.train import engine as engines
 from unflip.train import load_recipe
 from unflip.train.engine import Engine, check_straight_through
@@ -82,9 +82,7 @@ def dropped(binarizer: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("quick_compiler")
-@pytest.mark.parametrize(
-    ("binarizer", "what"), [(LayerMeanSign, "weight"), (PlusMinusOne, "input")]
-)
+@pytest.mark.parametrize(("binarizer", "what"), [(LayerMeanSign, "weight"), (ClippedSign, "input")])
 def test_a_gradient_the_compiler_drops_is_found(
     monkeypatch: pytest.MonkeyPatch, binarizer: type[nn.Module], what: str
 ) -> None:
