@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from unflip import models
 from unflip.data import ImageSet
+from unflip.methods.lns import LNS
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import CheckpointError
 from unflip.runs.run import find_runs
@@ -35,7 +36,7 @@ Hash = Callable[[Path], str]
 
 EPOCHS, STEPS = 4, 5
 OVERRIDES = ["model.width=4", "data.validation=1000", "batch_size=64", f"epochs={EPOCHS}"]
-LNS_OVERRIDES = [*OVERRIDES, "warm_start.steps=20"]
+LNS_OVERRIDES = [*OVERRIDES, "method.warm_steps=20"]
 MOVED = {"flips", "flip_rate", "differs_from_sign", "latent_change"}
 FIELDS = {
     "epoch",
@@ -305,7 +306,7 @@ def test_lns_stopped_and_killed(
     def never(*args: Any) -> None:
         raise AssertionError("the warm start was repeated")
 
-    monkeypatch.setattr(loop, "warm_start", never)
+    monkeypatch.setattr(LNS, "prepare", never)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="lns: a mapping network")  # it was taught before
         run(lns, digits, tmp_path, start=whole)
@@ -915,7 +916,10 @@ def test_estimated_flip_rates_are_estimated_before_the_first_epoch(
 
 
 def test_estimated_flip_rates_need_a_baseline() -> None:
-    with pytest.raises(ValueError, match="rates=estimated forks the run that start names"):
+    with pytest.raises(
+        ValueError,
+        match="rates='estimated' compares copies of the network that the run starts from",
+    ):
         load_recipe("digits-lns", ["method.rates=estimated", "method.loss=forward", "start=null"])
 
 
@@ -925,13 +929,3 @@ def test_estimated_flip_rates_need_a_baseline() -> None:
 )
 def test_slow_checkpoints_are_written_less_often(seconds, last, expected):
     assert loop._pause(seconds, last) == pytest.approx(expected)
-
-
-def test_a_long_warm_start_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    patient, talkative = (loop._layer_by_layer(3, every) for every in (1e9, 0.0))
-    for tell in (patient, talkative):
-        tell("layer1.0.conv1", 0.5)
-    said = capsys.readouterr().out
-    assert (
-        said == "seed 3: warm start, 1 layers so far, signs of layer1.0.conv1 agree on 50.0000%\n"
-    )

@@ -119,8 +119,6 @@ def _method_options(recipe: Recipe) -> set[str]:
 def _fits(override: str, recipe: Recipe) -> bool:
     """Whether the recipe has what is overridden; fields that every recipe has are checked when it is loaded."""
     first, _, rest = override.partition("=")[0].partition(".")
-    if first == "warm_start":
-        return recipe.warm_start is not None
     if first == "method" and rest:
         return rest.split(".")[0] in _method_options(recipe)
     return True

@@ -26,12 +26,10 @@ from unflip.study.table import caption
 from unflip.train.learner import build_model
 from unflip.train.recipe import Recipe
 
-NOT_FROM_SCRATCH = ("lns",)
-
 
 def compared() -> list[str]:
     """The methods that can be trained from scratch on one recipe."""
-    return [name for name in methods.names() if name not in NOT_FROM_SCRATCH]
+    return [name for name in methods.names() if methods.config_class(name).from_scratch]
 
 
 def methods_study(

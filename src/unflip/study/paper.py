@@ -37,7 +37,7 @@ HALF = "schedule={name: step, at: [200, 300], factor: 0.1}"
 WIDE = "schedule={name: step, at: [120, 240, 320], factor: 0.2}"
 # a tenth after every quarter, as the paper has it for LNS itself
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
-STAYS = "optimizer.mapping_lr=1e-30"  # above zero, and no weight moves
+STAYS = "method.lr=1e-30"  # above zero, and no weight moves
 HELD = "optimizer.latent_lr=1e-6"  # where not one latent weight moved, the loop would see a lost gradient
 OPEN = ("shortcut", "order", "pixels")  # of the paper's ResNet-20
 TEACHER, STRONGEST = "cifar10-resnet20-teacher", "cifar10-resnet20-strongest"
@@ -219,8 +219,9 @@ def _latent(times: float) -> Callable[[Recipe], list[str]]:
 
 def _slow(recipe: Recipe) -> list[str]:
     """The mapping at a hundredth of the rate that it would have."""
-    rate = recipe.optimizer.mapping_lr or recipe.optimizer.lr
-    return [f"optimizer.mapping_lr={rate / 100:g}"]
+    assert isinstance(recipe.method, dict)
+    rate = recipe.method["lr"] or recipe.optimizer.lr
+    return [f"method.lr={rate / 100:g}"]
 
 
 def _distill(temperature: float, weight: float) -> str:

@@ -23,6 +23,7 @@ from unflip.layers import (
     start_epoch,
     state_restored,
 )
+from unflip.methods import ParameterGroup
 from unflip.train import distributed
 from unflip.train.recipe import Distill, Recipe
 
@@ -278,22 +279,20 @@ class Learner:
 
 
 def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Latent weights, parameters of weight binarizers, and the rest, each with its rate."""
+    """Latent weights, the method's own groups, and all other parameters, each with its rate."""
     rates = recipe.optimizer
-    latent = {id(layer.weight) for _, layer in binary_layers(model)}
-    groups: dict[str, list[nn.Parameter]] = {"latent": [], "mapping": [], "rest": []}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in latent:
-            groups["latent"].append(parameter)
-        elif "weight_binarizer" in name.split("."):
-            groups["mapping"].append(parameter)
-        else:
-            groups["rest"].append(parameter)
-    peaks = {"latent": rates.latent_lr, "mapping": rates.mapping_lr, "rest": rates.lr}
+    weights = {id(layer.weight) for _, layer in binary_layers(model)}
+    latent = [parameter for parameter in model.parameters() if id(parameter) in weights]
+    groups = [ParameterGroup("latent", latent, rates.latent_lr)]
+    if recipe.method != "float":
+        groups += methods.resolve(recipe.method).parameter_groups(model)
+    taken = {id(parameter) for group in groups for parameter in group.parameters}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    groups.append(ParameterGroup("rest", rest, rates.lr))
     return [
-        {"name": name, "params": parameters, "peak_lr": peaks[name] or rates.lr}
-        for name, parameters in groups.items()
-        if parameters
+        {"name": g.name, "params": g.parameters, "peak_lr": g.lr or rates.lr}
+        for g in groups
+        if g.parameters
     ]
 
 

@@ -13,27 +13,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from unflip import models
+from unflip import methods, models
 from unflip.data import ImageSet
 from unflip.data.source import Images
-from unflip.methods.lns import Learned, set_flip_rates, warm_start
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs import provenance
 from unflip.runs.checkpoint import CheckpointError
 from unflip.runs.files import read_saved, refuse_other_seed
 from unflip.runs.run import leave_nothing_behind, lock, recipe_difference, seed_folder
 from unflip.train import distributed
+from unflip.train.branches import train_branches
 from unflip.train.engine import Engine
-from unflip.train.flip_rates import flip_rates
 from unflip.train.gpu_lock import take_turn
 from unflip.train.health import TrainingStopped
 from unflip.train.learner import Learner, build_model, load_start
@@ -282,9 +281,9 @@ def _prepare(
     how: How,
 ) -> list[Seed]:
     # Arms that differ in α begin alike; one run alone need not keep what no other asks for.
-    learned: Learned | None = {} if len(jobs) > 1 else None
+    memo: dict[str, Any] | None = {} if len(jobs) > 1 else None
     return [
-        _prepare_run(job, data, images, teachers.get(job.teacher), at, how, learned) for job in jobs
+        _prepare_run(job, data, images, teachers.get(job.teacher), at, how, memo) for job in jobs
     ]
 
 
@@ -295,13 +294,13 @@ def _prepare_run(
     teacher: Teacher | None,
     at: tuple[int, int] | None,
     how: How,
-    learned: Learned | None,
+    memo: dict[str, Any] | None,
 ) -> Seed:
     model = build_model(job.recipe, data, job.seed).to(how.device)
     if distributed.rank() == 0:
         threads = torch.get_num_threads() if how.device.type == "cpu" else None
         if at is None:  # otherwise a checkpoint brings the weights
-            _first_weights(job, model, data, how, learned)
+            _first_weights(job, model, data, how, memo)
             # Not later: what earlier epochs saw is known to no one.
             provenance.write(job, data, threads)
         elif (before := provenance.keep_threads(job.folder, threads)) and not how.quiet:
@@ -319,54 +318,56 @@ def _prepare_run(
 
 
 def _first_weights(
-    job: Job, model: nn.Module, data: ImageSet, how: How, learned: Learned | None
+    job: Job, model: nn.Module, data: ImageSet, how: How, memo: dict[str, Any] | None
 ) -> None:
-    """Bring the model to where its first epoch starts."""
-    estimated = (
-        isinstance(job.recipe.method, dict) and job.recipe.method.get("rates") == "estimated"
-    )
+    """Bring the model to the state its first epoch starts from."""
     folder = _start_folder(job)
     if folder is not None and is_weights(folder):
-        if estimated:
-            raise ValueError(
-                f"method.rates=estimated forks the run that recipe {job.recipe.name} starts from, and {folder} is a "
-                "file of weights: give --start a finished run"
-            )
         load_weights(model, folder)
     elif folder is not None:
         _refuse_other_start(job.recipe, folder, data)
-        state = checkpoints.load_usable(folder).tensors
-        load_start(model, state)
-        if estimated:
-            _estimate_flip_rates(model, folder, state, data, how)
-    options = job.recipe.warm_start
-    if options is None:
-        return
-    tell = None if how.quiet else _layer_by_layer(job.seed)
-    reached = warm_start(model, options.steps, options.lr, options.agreement, tell, learned)
-    if not how.quiet:
-        print(
-            f"seed {job.seed}: warm start, signs agree on {min(reached.values()):.4%} "
-            f"or more in each of {len(reached)} layers",
-            flush=True,
-        )
+        load_start(model, checkpoints.load_usable(folder).tensors)
+    if job.recipe.method != "float":
+        preparation = _Preparation(job, folder, data, how, memo)
+        methods.resolve(job.recipe.method).prepare(model, preparation)
 
 
-def _layer_by_layer(seed: int, every: float = 10.0) -> Callable[[str, float], None]:
-    """Says how far a warm start has come, where it takes long."""
-    said, layers = time.monotonic(), 0
+@dataclass(frozen=True)
+class _Preparation:
+    """What a run offers its method before the first epoch; a ``methods.Preparation``."""
 
-    def tell(name: str, agreement: float) -> None:
-        nonlocal said, layers
-        layers += 1
-        if time.monotonic() - said >= every:
-            said = time.monotonic()
-            print(
-                f"seed {seed}: warm start, {layers} layers so far, signs of {name} agree on {agreement:.4%}",
-                flush=True,
+    job: Job
+    start: Path | None
+    data: ImageSet
+    how: How
+    memo: dict[str, Any] | None
+
+    def say(self, text: str) -> None:
+        if not self.how.quiet:
+            print(f"seed {self.job.seed}: {text}", flush=True)
+
+    def branches(self, count: int, epochs: int, rate: float) -> tuple[nn.Module, list[nn.Module]]:
+        if self.start is None or is_weights(self.start):
+            raise ValueError(
+                f"recipe {self.job.recipe.name}: its method trains copies of the run it starts from, and "
+                f"{self.start} is not a finished run: give --start the folder of one"
             )
-
-    return tell
+        there = read_saved(self.start / "recipe.json", "recipe", "seed")
+        recipe = Recipe.model_validate(there["recipe"])
+        baseline = build_model(recipe, self.data, there["seed"])
+        load_start(baseline, checkpoints.load_usable(self.start).tensors)
+        baseline.to(self.how.device)
+        return baseline, train_branches(
+            baseline,
+            recipe,
+            self.data,
+            count,
+            epochs,
+            rate,
+            seed=there["seed"],
+            device=self.how.device,
+            eager=self.how.eager,
+        )
 
 
 def _refuse_other_start(recipe: Recipe, folder: Path, data: ImageSet) -> None:
@@ -413,31 +414,6 @@ def _start_folder(job: Job) -> Path | None:
             f"{folder} is not one. Run: unflip train {recipe.start}"
         )
     return folder
-
-
-def _estimate_flip_rates(
-    model: nn.Module, folder: Path, state: dict[str, Tensor], data: ImageSet, how: How
-) -> None:
-    """LNS with ``rates: estimated``: fork the baseline, and see which signs disagree."""
-    there = read_saved(folder / "recipe.json", "recipe", "seed")
-    recipe = Recipe.model_validate(there["recipe"])
-    baseline = build_model(recipe, data, there["seed"])
-    load_start(baseline, state)
-    rates = flip_rates(
-        baseline.to(how.device),
-        recipe,
-        data,
-        seed=there["seed"],
-        device=str(how.device),
-        eager=how.eager,
-    )
-    set_flip_rates(model, rates.for_weights(model))
-    if not how.quiet:
-        low, high = (
-            min(b.rho for b in rates.whole.values()),
-            max(b.rho for b in rates.whole.values()),
-        )
-        print(f"flip rates of the baseline's layers: {low:.3%} to {high:.3%}", flush=True)
 
 
 def _run(

@@ -95,13 +95,11 @@ class Model(BaseModel):
 
 
 class Optimizer(_Part):
-    """``latent_lr`` is for the latent weights of binary layers, ``mapping_lr`` for the parameters of
-    weight binarizers (LNS's mapping networks); both are ``lr`` where not given."""
+    """``latent_lr`` is the rate of the latent weights of binary layers; ``lr`` if not given."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: Positive
     latent_lr: Positive | None = None
-    mapping_lr: Positive | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 0.0
 
@@ -132,14 +130,6 @@ class Schedule(_Part):
         return 1.0
 
 
-class WarmStart(_Part):
-    """LNS: the mapping networks learn the noisy labels before anything else moves."""
-
-    steps: Count = 2000
-    lr: Positive = 1e-3
-    agreement: Annotated[float, Field(gt=0.5, le=1)] = 0.9995
-
-
 class Distill(_Part):
     """Learn from the answers of a finished run of the recipe ``teacher`` too; see ``train/teacher.py``."""
 
@@ -158,7 +148,6 @@ class Recipe(_Part):
     model: Model
     method: str | dict[str, Any] = "float"
     start: str | None = None
-    warm_start: WarmStart | None = None
     distill: Distill | None = None
     epochs: Count
     batch_size: Count = 128
@@ -217,16 +206,10 @@ class Recipe(_Part):
             raise ValueError(f"{error} in {value}") from None
 
     @model_validator(mode="after")
-    def _warm_start_is_of_lns(self) -> Recipe:
-        if self.warm_start and not (isinstance(self.method, dict) and self.method["name"] == "lns"):
-            raise ValueError("warm_start is for method lns: others have no mapping networks")
-        return self
-
-    @model_validator(mode="after")
-    def _estimated_rates_have_a_baseline(self) -> Recipe:
-        estimated = isinstance(self.method, dict) and self.method.get("rates") == "estimated"
-        if estimated and self.start is None:
-            raise ValueError("method.rates=estimated forks the run that start names: give start")
+    def _names_the_start_its_method_needs(self) -> Recipe:
+        reason = None if self.method == "float" else methods.resolve(self.method).needs_start()
+        if reason and self.start is None:
+            raise ValueError(f"method {reason}, and the recipe names none: add start")
         return self
 
     def plain(self) -> dict[str, Any]:
