@@ -17,7 +17,6 @@ from unflip import models
 from unflip.binarize import flips_by_layer, signs
 from unflip.data import ImageSet
 from unflip.layers import BinaryLayer, binary_layers, inside_binarizer
-from unflip.methods.lns import MappedSign
 from unflip.report import kept as kept_signs
 from unflip.report.curves import rounded
 from unflip.report.read import SEED_FOLDER
@@ -205,8 +204,7 @@ def _layer_kernels(name: str, layer: BinaryLayer, before: Tensor, most: int) -> 
     sign(W) is not stored: it is the sign of what is.
     """
     weight, after = layer.weight.detach(), layer.code().signs[0]
-    binarizer = layer.weight_binarizer
-    predicted = binarizer.predict(weight) if isinstance(binarizer, MappedSign) else None
+    predicted = layer.weight_binarizer.predict(weight)
     changed = (after != before).flatten(1).sum(1)
     order = torch.sort(changed, descending=True, stable=True).indices[:most].tolist()
     filters = []
