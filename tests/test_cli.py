@@ -327,7 +327,9 @@ def test_a_start_that_is_not_a_file(unflip: Start, tmp_path: Path) -> None:
     assert "recipe tune: start names 'base.yaml', but there is no file" in line
     assert "relative to the folder of the recipe that names it" in line
     line = one_line_error(unflip("train", recipe, "start=there.yaml"))
-    assert "but there is no file there.yaml" in line, "an override is relative to the current folder"
+    assert "but there is no file there.yaml" in line, (
+        "an override is relative to the current folder"
+    )
 
 
 def test_a_finished_run_needs_its_start_no_more(unflip: Start, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typer.main import get_command
 import unflip
 from unflip import models
 from unflip.cli import app
-from unflip.methods import base
+from unflip.methods import base, registry
 from unflip.models import base as models_base
 from unflip.recipes.load import load_recipe
 
@@ -178,7 +178,7 @@ def test_the_new_method_of_the_guide_works():
         )
         assert wrapped.method.base.name == "tanhsign"
     finally:
-        base._REGISTRY.pop("tanhsign", None)
+        registry._REGISTRY.pop("tanhsign", None)
 
 
 def test_the_network_of_the_guide_trains_by_any_method(tmp_path):

@@ -3,6 +3,7 @@
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d
 from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer
-from unflip.methods.binarynet import HardTanhSign
+from unflip.methods.pieces import ClippedSign
 from unflip.ste import sign
 
 Code = Callable[[Tensor], BinaryWeight]
@@ -46,7 +47,7 @@ def layer(code: Code = right, surrogate: Callable[[Tensor], Tensor] = lambda w: 
             return MyWeights(code, surrogate)
 
         def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
-            return HardTanhSign()
+            return ClippedSign()
 
     Mine.name = "mine"
     return BinaryConv2d(4, 4, 3, method=Mine())
@@ -120,3 +121,36 @@ def test_an_option_that_is_no_number_is_refused_by_name(value: object) -> None:
 def test_whole_and_numpy_numbers_are_numbers() -> None:
     assert methods.get("bop", gamma=1).options()["gamma"] == 1
     assert methods.get("bop", gamma=np.float32(0.5)).options()["gamma"] == 0.5
+
+
+@dataclass(frozen=True)
+class Optional(Method):
+    count: int = 1
+    switch: bool = False
+    rate: float | None = None
+    base: str | Method = "dorefa"
+
+
+Optional.name = "optional"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 2.0}, "optional: count=2.0 should be a whole number"),
+        ({"count": True}, "optional: count=True should be a whole number"),
+        ({"switch": "yes"}, "optional: switch='yes' should be true or false"),
+        ({"switch": 1}, "optional: switch=1 should be true or false"),
+        ({"rate": "fast"}, "optional: rate='fast' should be a number or None"),
+        ({"rate": True}, "optional: rate=True should be a number or None"),
+    ],
+    ids=str,
+)
+def test_options_are_checked_by_their_type(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Optional(**options)
+
+
+def test_options_of_the_right_type() -> None:
+    assert Optional(count=3, switch=True, rate=None, base=methods.get("bwn")).rate is None
+    assert Optional(rate=1).rate == 1

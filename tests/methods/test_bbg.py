@@ -6,30 +6,31 @@ from torch import nn
 
 import unflip
 from unflip import models
-from unflip.layers import BinaryConv2d, BinaryLinear, Carry
-from unflip.methods.bbg import BalancedSign, Gate
+from unflip.layers import BinaryConv2d, BinaryLinear
+from unflip.methods import Carry
+from unflip.methods.bbg import CenteredSign, Gate
 from unflip.models.resnet import Block, Style
 
 
 def test_weights_are_centred_then_signed_with_one_scale() -> None:
     weight = torch.tensor([[1.0, 2.0, 6.0], [-4.0, -4.0, -1.0]])
     #  means 3 and −3: [[-2, -1, 3], [-1, -1, 2]], mean of sizes 10 / 6
-    code = BalancedSign().code(weight)
+    code = CenteredSign().code(weight)
     assert code.signs.tolist() == [[[-1, -1, 1], [-1, -1, 1]]]
     torch.testing.assert_close(code.scales, torch.tensor([[[10 / 6]]]))
-    assert torch.equal(BalancedSign()(weight), code.dense())
+    assert torch.equal(CenteredSign()(weight), code.dense())
 
 
 def test_a_filter_has_about_as_many_of_each_sign() -> None:
     weight = torch.randn(8, 16, 3, 3) + 5
-    shares = (BalancedSign().code(weight).signs[0] > 0).float().mean((1, 2, 3))
+    shares = (CenteredSign().code(weight).signs[0] > 0).float().mean((1, 2, 3))
     assert ((shares - 0.5).abs() < 0.15).all()
 
 
 def test_gradient_loses_its_mean_over_the_filter() -> None:
     weight = torch.randn(3, 2, 2, 2, requires_grad=True)
     upstream = torch.randn(3, 2, 2, 2)
-    BalancedSign()(weight).backward(upstream)
+    CenteredSign()(weight).backward(upstream)
     assert weight.grad is not None
     expected = upstream - upstream.mean((1, 2, 3), keepdim=True)
     torch.testing.assert_close(weight.grad, expected)
@@ -37,7 +38,7 @@ def test_gradient_loses_its_mean_over_the_filter() -> None:
 
 def test_a_filter_of_one_weight_is_not_centred_to_nothing() -> None:
     weight = torch.tensor([[[[-2.0]]], [[[1.0]]]])
-    assert BalancedSign()(weight).flatten().tolist() == [-1.5, 1.5]
+    assert CenteredSign()(weight).flatten().tolist() == [-1.5, 1.5]
     layer = BinaryConv2d(3, 3, 1, groups=3, method="bbg")
     assert torch.equal(layer.code().signs[0], torch.where(layer.weight >= 0, 1.0, -1.0))
 

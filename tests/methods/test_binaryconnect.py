@@ -7,13 +7,14 @@ import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d, BinaryLinear
 from unflip.methods.base import FloatInput
-from unflip.methods.binaryconnect import ClippedSign
+from unflip.methods.binaryconnect import StochasticSign
+from unflip.methods.pieces import PlainSign
 
 
 def test_deterministic_sign_with_the_identity_gradient() -> None:
     points = torch.tensor([[0.0, -0.0, 1e-30, -1e-30], [0.4, -1, 7, -7]])
     weight = points.clone().requires_grad_()
-    binarizer = ClippedSign(stochastic=False)
+    binarizer = PlainSign()
     binary = binarizer(weight)
     assert binary.tolist() == [[1, 1, 1, -1], [1, -1, 1, -1]]
     assert binarizer.code(weight).scales.shape == (1, 1, 1)
@@ -26,7 +27,7 @@ def test_deterministic_sign_with_the_identity_gradient() -> None:
 def test_stochastic_sign_has_the_hard_sigmoids_probability() -> None:
     points = torch.tensor([-3, -1, -0.5, 0, 0.2, 0.999, 1, 3], dtype=torch.float64)
     weight = points.repeat(20_000, 1).requires_grad_()
-    binary = ClippedSign(stochastic=True)(weight)
+    binary = StochasticSign()(weight)
     assert set(binary.unique().tolist()) == {-1, 1}
     share = (binary == 1).double().mean(0)
     expected = ((points + 1) / 2).clamp(0, 1)
@@ -51,7 +52,7 @@ def test_stochastic_sign_is_drawn_in_training_alone() -> None:
 
 
 def test_stochastic_sign_keeps_nan_and_compiles() -> None:
-    binarizer = ClippedSign(stochastic=True)
+    binarizer = StochasticSign()
     assert binarizer(torch.tensor([torch.nan])).isnan().all()
     layer = BinaryConv2d(4, 8, 3, method=methods.get("binaryconnect", stochastic=True))
     out = torch.compile(layer, fullgraph=True, backend="aot_eager")(torch.randn(2, 4, 5, 5))

@@ -4,7 +4,7 @@ import torch
 
 import unflip
 from unflip.layers import BinaryLinear
-from unflip.methods.binarynet import HardTanhSign, PlainSign
+from unflip.methods.pieces import ClippedSign, PlainSign
 
 POINTS = torch.tensor(
     [0.0, -0.0, 1e-30, -1e-30, 0.5, -0.5, 1, -1, 1.0000001, -1.0000001, 1e4, -1e4]
@@ -24,7 +24,7 @@ def test_weights_are_signs_without_a_scale() -> None:
 
 def test_inputs() -> None:
     x = POINTS.clone().requires_grad_()
-    out = HardTanhSign()(x)
+    out = ClippedSign()(x)
     assert out.tolist() == [1, 1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1]
     upstream = torch.randn(len(x))
     out.backward(upstream)

@@ -4,7 +4,7 @@ import torch
 
 import unflip
 from unflip.layers import BinaryLinear
-from unflip.methods.bireal import ApproxSign, MagnitudeAwareSign
+from unflip.methods.pieces import ApproxSign, ClippedFilterMeanSign
 
 
 def test_inputs_have_the_approximate_sign_gradient() -> None:
@@ -24,7 +24,7 @@ def test_inputs_have_the_approximate_sign_gradient() -> None:
 def test_weights_are_filter_mean_times_sign_with_a_clipped_gradient() -> None:
     points = torch.tensor([[0.0, -0.0, 0.5, -0.5], [1, -1, 1.0001, -1.0001], [8, -8, 30, -30]])
     weight = points.clone().requires_grad_()
-    binary = MagnitudeAwareSign()(weight)
+    binary = ClippedFilterMeanSign()(weight)
     scale = torch.tensor([[0.25], [4.0002 / 4], [19]])
     torch.testing.assert_close(binary, scale * torch.where(points >= 0, 1.0, -1.0))
     upstream = torch.randn(3, 4)
@@ -35,8 +35,8 @@ def test_weights_are_filter_mean_times_sign_with_a_clipped_gradient() -> None:
 
 def test_the_scale_is_of_a_filter() -> None:
     weight = torch.stack([torch.full((2, 3, 3), 0.1), torch.full((2, 3, 3), -0.3)])
-    assert MagnitudeAwareSign().code(weight).scales.shape == (1, 2, 1, 1, 1)
-    torch.testing.assert_close(MagnitudeAwareSign()(weight), weight)
+    assert ClippedFilterMeanSign().code(weight).scales.shape == (1, 2, 1, 1, 1)
+    torch.testing.assert_close(ClippedFilterMeanSign()(weight), weight)
 
 
 def test_a_layer_and_after_step() -> None:

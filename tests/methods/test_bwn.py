@@ -6,14 +6,14 @@ import torch.nn.functional as F
 
 import unflip
 from unflip.layers import BinaryConv2d, BinaryLinear
-from unflip.methods.bwn import FilterMeanSign
+from unflip.methods.bwn import BWNSign
 
 
 def test_weights_are_filter_mean_times_sign() -> None:
     weight = torch.tensor([[1.0, -3.0, 0.0, -4.0], [-0.5, -0.0, 1.5, 0.0]])
-    binary = FilterMeanSign()(weight)
+    binary = BWNSign()(weight)
     assert binary.tolist() == [[2, -2, 2, -2], [-0.5, 0.5, 0.5, 0.5]]
-    code = FilterMeanSign().code(torch.randn(5, 2, 3, 3))
+    code = BWNSign().code(torch.randn(5, 2, 3, 3))
     assert code.scales.shape == (1, 5, 1, 1, 1)
 
 
@@ -22,7 +22,7 @@ def test_weight_gradient(shape: tuple[int, ...]) -> None:
     points = [0.0, -0.0, 1e-8, -1e-8, 0.5, -0.5, 1, -1, 1.0001, -1.0001, 30, -30]
     weight = torch.tensor(points * 2).view(shape).requires_grad_()
     upstream = torch.randn(shape)
-    FilterMeanSign()(weight).backward(upstream)
+    BWNSign()(weight).backward(upstream)
     w = weight.detach()
     n = w[0].numel()
     alpha = w.abs().flatten(1).sum(1).div(n).view(-1, *[1] * (w.dim() - 1))

@@ -7,7 +7,8 @@ import torch
 
 import unflip
 from unflip.layers import BinaryConv2d, BinaryLinear
-from unflip.methods.dorefa import DoReFa, LayerMeanSign, PlusMinusOne, UnitInterval
+from unflip.methods.dorefa import DoReFa, UnitInterval
+from unflip.methods.pieces import ClippedSign, LayerMeanSign
 
 # 0, −0, both boundaries from both sides, the middle, and large values
 POINTS = torch.tensor(
@@ -67,7 +68,7 @@ def test_inputs_01_gradient(bits: int) -> None:
 def test_inputs_pm1() -> None:
     x = POINTS.clone().requires_grad_()
     upstream = torch.randn(len(x))
-    out = PlusMinusOne()(x)
+    out = ClippedSign()(x)
     assert torch.equal(out, torch.where(POINTS >= 0, 1.0, -1.0))
     out.backward(upstream)
     assert x.grad is not None
@@ -107,7 +108,7 @@ def test_input_bits_out_of_range(bits: Any) -> None:
 
 
 def test_pm1_has_one_bit() -> None:
-    with pytest.raises(ValueError, match=r"'pm1' has one bit, but input_bits=2.*'01'"):
+    with pytest.raises(ValueError, match=r"input_bits=2 needs inputs='01'.*'pm1' has one bit"):
         DoReFa(inputs="pm1", input_bits=2)
 
 

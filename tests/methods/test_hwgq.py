@@ -6,7 +6,8 @@ import torch
 import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d, BinaryLinear
-from unflip.methods.hwgq import FilterMeanSign, HalfWave
+from unflip.methods.hwgq import HalfWave
+from unflip.methods.pieces import FilterMeanSign
 
 STEP = 0.538
 

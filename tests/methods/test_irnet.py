@@ -1,4 +1,4 @@
-"""IR-Net: balanced standardised weights, power-of-two scale, the error decay estimator and its schedule."""
+"""IR-Net: balanced standardized weights, power-of-two scale, the error decay estimator and its schedule."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d, BinaryLinear
-from unflip.methods.irnet import BalancedSign, DecayingSign, ErrorDecay
+from unflip.methods.irnet import DecayingSign, ErrorDecay, StandardizedSign
 
 POINTS = torch.cat(
     [
@@ -57,7 +57,7 @@ def test_first_and_last_epoch() -> None:
     ):
         unflip.start_epoch(layer, epoch, epochs)
         for part in parts:
-            assert isinstance(part, BalancedSign | DecayingSign)
+            assert isinstance(part, StandardizedSign | DecayingSign)
             assert part.decay.t.item() == pytest.approx(t, rel=1e-6)
     x = torch.tensor([0.0, 0.5, 1.0, -1.0, 2.0])
     for epoch, slopes in (
@@ -90,10 +90,10 @@ def test_weights_by_hand() -> None:
     # Filter 1: mean 2, deviations −1, −1, −1, 3, std √(12/3) = 2, mean|ŵ| = 0.75: 2^round(−0.415) = 1.
     # Filter 2: mean 0, deviations ±4, 0, 0: std √(32/3), mean|ŵ| = 2/√(32/3) = 0.612: 2^round(−0.707) = 0.5.
     weight = torch.tensor([[1.0, 1.0, 1.0, 5.0], [4.0, 0.0, 0.0, -4.0]])
-    code = BalancedSign(decay(1)).code(weight)
+    code = StandardizedSign(decay(1)).code(weight)
     assert code.signs.tolist() == [[[-1, -1, -1, 1], [1, 1, 1, -1]]]
     assert code.scales.tolist() == [[[1], [0.5]]]
-    balanced = BalancedSign(decay(1)).standardised(weight)
+    balanced = StandardizedSign(decay(1)).standardized(weight)
     torch.testing.assert_close(balanced[0], torch.tensor([-0.5, -0.5, -0.5, 1.5]))
 
 
@@ -112,7 +112,7 @@ def reference(weight: Tensor, t: float) -> Tensor:
 def test_gradient_goes_through_mean_and_std(shape: tuple[int, ...], t: float) -> None:
     weight = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(shape, dtype=torch.float64)
-    (found,) = torch.autograd.grad(BalancedSign(decay(t))(weight), weight, upstream)
+    (found,) = torch.autograd.grad(StandardizedSign(decay(t))(weight), weight, upstream)
     (expected,) = torch.autograd.grad(reference(weight, t), weight, upstream)
     torch.testing.assert_close(found, expected)
     # W may be shifted and stretched without a change: so along those no gradient
@@ -121,7 +121,7 @@ def test_gradient_goes_through_mean_and_std(shape: tuple[int, ...], t: float) ->
 
 
 def test_filters_without_spread() -> None:
-    binarizer = BalancedSign(decay(1).float())
+    binarizer = StandardizedSign(decay(1).float())
     # the third: std 0.25, ŵ = 1, −1, 0 with mean|ŵ| = 2/3, and 2^round(−0.585) = 1/2
     values = [[0.0, 0.0, 0.0], [0.25, 0.25, 0.25], [0.25, -0.25, 0.0]]
     weight = torch.tensor(values, requires_grad=True)

@@ -20,7 +20,7 @@ from unflip.methods.lns import LNS, MappedSign, set_flip_rates, warm_start
 from unflip.methods.noisy_labels import (
     backward_loss,
     forward_loss,
-    generalised_cross_entropy,
+    generalized_cross_entropy,
     smoothed_cross_entropy,
     symmetric_cross_entropy,
     unbiased_loss,
@@ -123,15 +123,15 @@ def test_backward_is_patrinis_inverse_matrix() -> None:
 # --- losses without a rate --------------------------------------------------------------------------------
 
 
-def test_generalised_cross_entropy_lies_between_cross_entropy_and_absolute_error() -> None:
+def test_generalized_cross_entropy_lies_between_cross_entropy_and_absolute_error() -> None:
     q_hat, noisy = grid()
     p = torch.sigmoid(2 * q_hat * noisy)
-    loss = partial(generalised_cross_entropy, q_hat, noisy, 2.0)
+    loss = partial(generalized_cross_entropy, q_hat, noisy, 2.0)
     torch.testing.assert_close(loss(1.0), 1 - p)
     torch.testing.assert_close(loss(1e-9), -p.log(), rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(loss(), (1 - p**0.7) / 0.7)
     x = q_hat.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(generalised_cross_entropy(x, noisy, 2.0, 0.7).sum(), x)
+    (grad,) = torch.autograd.grad(generalized_cross_entropy(x, noisy, 2.0, 0.7).sum(), x)
     # cross entropy's gradient, weighted down by p^q where the label is not believed
     torch.testing.assert_close(grad, p**0.7 * -2 * noisy * (1 - p))
 
@@ -201,7 +201,7 @@ def test_each_option_is_its_loss() -> None:
         "unbiased": lambda q, n: unbiased_loss(q, n, 0.1, 0.2),
         "forward": lambda q, n: forward_loss(q, n, 0.1, 0.2, 3.0),
         "backward": lambda q, n: backward_loss(q, n, 0.1, 0.2, 3.0),
-        "gce": lambda q, n: generalised_cross_entropy(q, n, 3.0, 0.4),
+        "gce": lambda q, n: generalized_cross_entropy(q, n, 3.0, 0.4),
         "sce": lambda q, n: symmetric_cross_entropy(q, n, 3.0, 0.3, 0.6),
         "smoothing": lambda q, n: smoothed_cross_entropy(q, n, 3.0, 0.2),
     }
@@ -274,7 +274,7 @@ def test_rates_that_cannot_be_set() -> None:
         ({"rates": "guessed"}, "lns: rates='guessed' is not one of 'given', 'estimated'"),
         (
             {"loss": "gce", "rates": "estimated"},
-            "lns: loss='gce' has no use for rates='estimated'",
+            "lns: loss='gce' does not use flip rates, but rates='estimated'",
         ),
         ({"sharpness": 0.0}, "sharpness=0.0 should be"),
         ({"gce_q": 0.0}, "gce_q=0.0 should be"),

@@ -9,7 +9,8 @@ from torch import Tensor
 import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d, BinaryLinear
-from unflip.methods.pcnn import HardTanhSign, Projection
+from unflip.methods.pcnn import Projection
+from unflip.methods.pieces import ClippedSign
 
 
 def projection(
@@ -105,7 +106,7 @@ def test_the_matrix_has_the_kernels_size(layer: torch.nn.Module, shape: tuple[in
 def test_inputs_are_sign_with_the_clipped_gradient() -> None:
     points = torch.cat([torch.linspace(-2, 2, 401), torch.tensor([0.0, -0.0, 1, -1])]).double()
     x = points.clone().requires_grad_()
-    out = HardTanhSign()(x)
+    out = ClippedSign()(x)
     assert torch.equal(out, torch.where(points >= 0, 1.0, -1.0).double())
     upstream = torch.randn_like(points)
     out.backward(upstream)
@@ -135,7 +136,7 @@ def test_frozen_is_exact() -> None:
 
 
 def test_lns_refuses_it() -> None:
-    with pytest.raises(ValueError, match=r"pcnn.*gradient of a sign that LNS does not take"):
+    with pytest.raises(ValueError, match=r"pcnn.*gradient of a sign that LNS replaces; use base="):
         methods.get("lns", base="pcnn")
 
 
@@ -147,6 +148,7 @@ def test_options() -> None:
             ):
                 methods.get("pcnn", **{name: value})
     with pytest.raises(
-        ValueError, match=r"pcnn: projections=4 needs a network as many times as wide"
+        ValueError,
+        match=r"pcnn: projections=4 would need a network 4 times as wide; use projections=1",
     ):
         methods.get("pcnn", projections=4)

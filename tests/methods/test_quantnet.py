@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d, BinaryLinear
-from unflip.methods.quantnet import SoftSignWeights, SoftStepInputs, Temperature
+from unflip.methods.quantnet import SigmoidInputs, SigmoidWeights, Temperature
 
 
 def sigma(x: Tensor) -> Tensor:
@@ -20,16 +20,16 @@ def temperature(t: float) -> Temperature:
     return made
 
 
-def weights(t: float, alpha: float = 0.8, beta: float = 1.25) -> SoftSignWeights:
-    made = SoftSignWeights(temperature(t), torch.zeros((), dtype=torch.float64))
+def weights(t: float, alpha: float = 0.8, beta: float = 1.25) -> SigmoidWeights:
+    made = SigmoidWeights(temperature(t), torch.zeros((), dtype=torch.float64))
     with torch.no_grad():
         made.alpha.fill_(alpha)
         made.beta.fill_(beta)
     return made
 
 
-def inputs(t: float, beta: float = 1, threshold: float = 0.05) -> SoftStepInputs:
-    made = SoftStepInputs(temperature(t), threshold, torch.zeros((), dtype=torch.float64))
+def inputs(t: float, beta: float = 1, threshold: float = 0.05) -> SigmoidInputs:
+    made = SigmoidInputs(temperature(t), threshold, torch.zeros((), dtype=torch.float64))
     with torch.no_grad():
         made.beta.fill_(beta)
     return made.train()
@@ -102,8 +102,8 @@ def test_at_the_end_soft_is_the_step() -> None:
 
 def test_the_schedule() -> None:
     layer = BinaryLinear(6, 4, method="quantnet")
-    assert isinstance(layer.weight_binarizer, SoftSignWeights)
-    assert isinstance(layer.input_binarizer, SoftStepInputs)
+    assert isinstance(layer.weight_binarizer, SigmoidWeights)
+    assert isinstance(layer.input_binarizer, SigmoidInputs)
     t = layer.weight_binarizer.temperature.value
     before = layer.code()
     assert t.item() == 10

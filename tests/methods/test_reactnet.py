@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import unflip
 from unflip import models
 from unflip.layers import BinaryConv2d, BinaryLayer, BinaryLinear, binary_layers
-from unflip.methods.bireal import MagnitudeAwareSign
+from unflip.methods.pieces import ClippedFilterMeanSign
 from unflip.methods.reactnet import RPReLU, RSign
 
 
@@ -131,7 +131,7 @@ def test_every_prelu_is_replaced_and_keeps_its_slopes() -> None:
     assert all(a.weight is b for a, b in zip(found, slopes, strict=True))
     assert model[1] is model[4]
     assert not found[0].training
-    assert type(model[2].weight_binarizer) is MagnitudeAwareSign
+    assert type(model[2].weight_binarizer) is ClippedFilterMeanSign
 
 
 @pytest.mark.parametrize("to", ["reactnet", "lns"])

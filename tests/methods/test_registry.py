@@ -6,6 +6,8 @@ import io
 import json
 import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 import unflip
 from unflip import methods
 from unflip.layers import BinaryLayer, BinaryLinear, binary_layers
-from unflip.methods.base import Method, register
+from unflip.methods import Method, register
 from unflip.packing import make_packed
 from unflip.packing.reference import evaluate
 
@@ -508,3 +510,48 @@ def test_what_is_packed_is_the_network(method: str) -> None:
     x = images()
     packed = make_packed(model, x)  # compares both forms, and the network op by op
     torch.testing.assert_close(evaluate(packed, x).flatten(1), model(x), rtol=1e-4, atol=1e-4)
+
+
+def loaded_after(*lines: str) -> set[str]:
+    """The modules of unflip that a new process has loaded after these lines."""
+    program = "\n".join(
+        [*lines, "import sys; print(*(m for m in sys.modules if m.startswith('unflip')))"]
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_layers_import_the_contracts_only() -> None:
+    """A method may import layers, so layers must not import methods: that would be a cycle."""
+    shared = {"unflip.methods", *(f"unflip.methods.{m}" for m in ("base", "pieces", "registry"))}
+    contracts = loaded_after("import unflip.methods.base")
+    assert "unflip.layers" not in contracts
+    for loaded in (contracts, loaded_after("import unflip.layers")):
+        assert {name for name in loaded if name.startswith("unflip.methods")} == shared
+
+
+def test_methods_are_loaded_when_they_are_looked_up() -> None:
+    assert "unflip.methods.lns" in loaded_after("import unflip; unflip.methods.names()")
+    assert "unflip.methods.xnor" in loaded_after("import unflip; unflip.methods.get('dorefa')")
+    one = loaded_after("import unflip; unflip.methods.bop.Bop")
+    assert "unflip.methods.bop" in one
+    assert "unflip.methods.lns" not in one
+    with pytest.raises(AttributeError, match=r"'unflip\.methods' has no attribute 'dorefaa'"):
+        methods.dorefaa  # noqa: B018
+
+
+def test_the_name_of_a_shipped_method_is_taken_from_the_start() -> None:
+    """Also before any method was looked up."""
+    program = """
+from unflip.methods import Method, register
+try:
+    @register("bop")
+    class Mine(Method): pass
+except ValueError as error:
+    assert "method 'bop' is already registered by" in str(error), error
+    assert "register Mine under another name" in str(error), error
+else:
+    raise AssertionError("not refused")
+"""
+    loaded_after(program)

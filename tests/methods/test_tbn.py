@@ -9,7 +9,8 @@ from torch import nn
 import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d, BinaryLinear
-from unflip.methods.tbn import FilterMeanSign, Ternary
+from unflip.methods.pieces import FilterMeanSign
+from unflip.methods.tbn import Ternary
 
 
 def test_inputs_by_hand() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import unflip
 from unflip import methods
 from unflip.layers import BinaryConv2d, BinaryLinear
-from unflip.methods.base import InputBinarizer, InputCode, least_float, sign_code
+from unflip.methods import InputBinarizer, InputCode, least_float, sign_code
 from unflip.packing import CannotPack
 from unflip.packing.codes import code_values, input_code
 

@@ -45,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         warnings.simplefilter("ignore")  # so short a warm start falls short
         _train(root, "digits-dorefa", 2, "epochs=2")
         _train(root, "digits-finetune", 1, "epochs=1")
-        _train(root, "digits-lns", 2, "epochs=2", "warm_start.steps=60")
+        _train(root, "digits-lns", 2, "epochs=2", "method.warm_steps=60")
     torch.set_num_threads(threads)
     return root
 

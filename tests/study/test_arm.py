@@ -33,13 +33,12 @@ def test_what_an_arm_is_about_stays() -> None:
 
 
 def test_options_go_to_the_arms_that_have_them() -> None:
-    arms = make_arms(DRAFTS, overrides=["method.mapping=residual", "warm_start.steps=3"])
+    arms = make_arms(DRAFTS, overrides=["method.mapping=residual", "method.warm_steps=3"])
     method = arms[2].recipe.method
     assert isinstance(method, dict)
     assert (method["mapping"], method["alpha"]) == ("residual", 0.5)
-    assert arms[2].recipe.warm_start is not None
-    assert arms[2].recipe.warm_start.steps == 3
-    assert arms[0].recipe.warm_start is None
+    assert method["warm_steps"] == 3
+    assert "warm_steps" not in arms[0].recipe.method
 
 
 @pytest.mark.parametrize("override", ["method.maping=plain", "method.alpha=1"])

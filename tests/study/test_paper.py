@@ -164,7 +164,7 @@ def test_labels_stay_true_under_overrides(tmp_path: Path) -> None:
     for arm, times in {"lns-fast": 10, "latent-10x": 10, "latent-20x": 20}.items():
         rates = study.arm(arm).recipe.optimizer
         assert (rates.lr, rates.latent_lr) == (0.02, pytest.approx(0.02 * times))
-    assert study.arm("mapping-slow").recipe.optimizer.mapping_lr == pytest.approx(0.0002)
+    assert method("mapping-slow")["lr"] == pytest.approx(0.0002)
     assert method("stretched-alpha")["alpha"] == pytest.approx(2 / (1 - 2 * 0.1))
     assert method("stretched-alpha")["rho_plus"] == 0
     assert method("mapping")["alpha"] == method("residual-still")["alpha"] == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from unflip.data import ImageSet
-from unflip.methods.dorefa import LayerMeanSign
+from unflip.methods import LayerMeanSign
 from unflip.train import TrainingStopped, load_recipe, train
 from unflip.train.engine import Engine
 from unflip.train.health import Health

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from unflip import methods
 from unflip.data import ImageSet
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign, warm_start
@@ -64,7 +65,7 @@ def test_every_shipped_recipe_runs_two_steps(
         first = build_model(load_recipe(recipe.start), data, seed=1)
         load_start(model, {f"model.{k}": v for k, v in first.state_dict().items()})
         assert torch.equal(model.fc.weight, first.fc.weight)  # type: ignore[union-attr, arg-type]
-    if recipe.warm_start:
+    if recipe.method != "float" and not methods.resolve(recipe.method).from_scratch:
         warm_start(model, steps=2)
     answers = _undecided if recipe.distill else None
     learner = Learner(recipe, model, data.source(CPU), CPU, answers)
@@ -132,7 +133,7 @@ def test_the_seed_alone_decides_the_first_weights(digits: ImageSet) -> None:
 
 
 def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
-    overrides = ["optimizer.lr=0.5", "optimizer.latent_lr=0.25", "optimizer.mapping_lr=0.125"]
+    overrides = ["optimizer.lr=0.5", "optimizer.latent_lr=0.25", "method.lr=0.125"]
     recipe = load_recipe("digits-lns", [*overrides, "model.width=2"])
     learner = Learner(recipe, build_model(recipe, digits, 0), digits.source(CPU), CPU)
     learner.set_rates(0.5)
@@ -154,7 +155,8 @@ def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
         ("epoch=3", "epoch: unknown field. Did you mean 'epochs'?"),
         ("optimiser.lr=0.1", "optimiser: unknown field. Did you mean 'optimizer'?"),
         ("optimizer.momentun=0.5", "optimizer.momentun: unknown field. Did you mean 'momentum'?"),
-        ("warm_start.agrement=1", "warm_start.agrement: unknown field. Did you mean 'agreement'?"),
+        ("method.warm_agrement=1", "unknown option of method 'lns' 'warm_agrement'. Did you mean"),
+        ("method.lr=0", "lns: lr=0 should be a finite number > 0"),
         ("schedule.evry=3", "schedule.evry: unknown field. Did you mean 'every'?"),
         (
             "data.validatoin=3",
@@ -181,7 +183,6 @@ def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
         ("method.alpha=much", "alpha='much' should be a number"),
         ("method=3", "method"),
         ("method={base: dorefa}", "'name'"),
-        ("method=dorefa", "warm_start is for method lns"),
         ("schedule.every=null", "schedule 'step' needs either every or at"),
         ("schedule.at=[3, 4]", "schedule 'step' needs either every or at"),
         ("schedule.name=cosine", "every and at are of schedule 'step', and the name is 'cosine'"),
@@ -196,7 +197,7 @@ def test_mistakes_are_named(override: str, says: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("field", ["lr", "latent_lr", "mapping_lr"])
+@pytest.mark.parametrize("field", ["lr", "latent_lr"])
 @pytest.mark.parametrize("value", ["nan", ".nan", "inf", ".inf", "-0.1", "0", "1e400", "-1e-3"])
 def test_a_learning_rate_that_is_none(field: str, value: str) -> None:
     with pytest.raises(RecipeError, match=rf"optimizer\.{field}: .*(finite|greater than 0)"):

@@ -16,7 +16,7 @@ import yaml
 import unflip
 from unflip import models
 from unflip.data import ImageSet
-from unflip.methods import base as methods_base
+from unflip.methods import registry as methods_registry
 from unflip.models import base as models_base
 from unflip.recipes.load import load_recipe
 from unflip.train.job import Job, RunOptions
@@ -29,8 +29,7 @@ MINE = '''
 from dataclasses import dataclass
 import torch
 from torch import nn
-from unflip.methods.base import BinaryWeight, Method, WeightBinarizer, register
-from unflip.methods.binarynet import HardTanhSign, PlainSign
+from unflip.methods import BinaryWeight, ClippedSign, Method, PlainSign, WeightBinarizer, register
 from unflip.models import binary_twin, register_model
 from unflip.ste import sign
 from unflip.train.job import RunOptions
@@ -67,7 +66,7 @@ class Steeper(WeightBinarizer):
 
 class SignInputs(Method):
     def input_binarizer(self, layer):
-        return HardTanhSign()
+        return ClippedSign()
 
 @register("threshold")
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(RECIPE))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    registries: list[dict[str, Any]] = [methods_base._REGISTRY, models_base._REGISTRY]  # type: ignore[list-item]
+    registries: list[dict[str, Any]] = [methods_registry._REGISTRY, models_base._REGISTRY]  # type: ignore[list-item]
     before = [dict(registry) for registry in registries]
     yield tmp_path
     for registry, entries in zip(registries, before, strict=True):

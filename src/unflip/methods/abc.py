@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
-from unflip.methods.pieces import at_least_float32, check_range, least_float
+from unflip.methods.pieces import at_least_float32, check_whole, least_float
 from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
@@ -115,9 +115,9 @@ class ABCNet(Method):
     scope: Scope = "layer"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name in ("weight_bases", "input_bases"):
-            check_range(self.name, name, getattr(self, name), 1, 8)
+            check_whole(self.name, name, getattr(self, name), 1, 8)
+        super().__post_init__()
 
     @property
     def binary_downsample(self) -> bool:

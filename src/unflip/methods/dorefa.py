@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
-from unflip.methods.pieces import ClippedSign, LayerMeanSign, check_range, least_float
+from unflip.methods.pieces import ClippedSign, LayerMeanSign, check_whole, least_float
 from unflip.methods.registry import register
 from unflip.ste import straight_through
 
@@ -56,8 +56,8 @@ class DoReFa(Method):
     input_bits: int = 1
 
     def __post_init__(self) -> None:
+        check_whole(self.name, "input_bits", self.input_bits, 1, 8)
         super().__post_init__()
-        check_range(self.name, "input_bits", self.input_bits, 1, 8)
         if self.inputs == "pm1" and self.input_bits != 1:
             raise ValueError(
                 f"dorefa: input_bits={self.input_bits} needs inputs='01', because inputs='pm1' has one bit"

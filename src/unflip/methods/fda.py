@@ -38,7 +38,7 @@ from unflip.methods.base import (
     Numbers,
     WeightBinarizer,
 )
-from unflip.methods.pieces import at_least_float32, check_range, layer_mean, sign_code
+from unflip.methods.pieces import at_least_float32, check_whole, layer_mean, sign_code
 from unflip.methods.registry import register
 from unflip.ste import sign, straight_through
 
@@ -152,8 +152,8 @@ class FDA(Method):
     alpha: float = 0.1  # α in the first epoch; 0 in the last
 
     def __post_init__(self) -> None:
+        check_whole(self.name, "terms", self.terms, 1, 100)
         super().__post_init__()
-        check_range(self.name, "terms", self.terms, 1, 100)
         if not (math.isfinite(self.frequency) and self.frequency > 0):
             raise ValueError(f"fda: frequency={self.frequency} should be a finite number > 0")
         if not (math.isfinite(self.alpha) and self.alpha >= 0):

@@ -158,9 +158,9 @@ def _float_of_rank(rank: Tensor) -> Tensor:
 # --- options, and changes to a network ------------------------------------------------------------------
 
 
-def check_range(method: str, option: str, value: int, least: int, most: int) -> None:
-    """Raise for a whole number outside ``least`` .. ``most``."""
-    if not least <= value <= most:
+def check_whole(method: str, option: str, value: object, least: int, most: int) -> None:
+    """Raise for an option that is not an int in ``least`` .. ``most``; call it before ``super().__post_init__()``."""
+    if type(value) is not int or not least <= value <= most:
         raise ValueError(
             f"{method}: {option}={value!r} should be a whole number, {least} to {most}"
         )
