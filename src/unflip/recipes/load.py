@@ -16,6 +16,8 @@ from pydantic import ValidationError
 
 from unflip.recipes.schema import Recipe, is_weights
 
+Field = Literal["start", "distill"]  # fields in which a recipe names another
+
 
 class RecipeError(ValueError):
     """A recipe that cannot be used; the message names the field and what would be right."""
@@ -47,11 +49,16 @@ def read_values(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, 
     return values
 
 
-def needed_source(recipe: Recipe, field: Literal["start", "distill"]) -> str | Path | None:
+def named_by(recipe: Recipe, field: Field) -> str | None:
+    """What ``recipe`` has in ``start`` or ``distill.teacher``."""
+    teacher = recipe.distill.teacher if recipe.distill else None
+    return recipe.start if field == "start" else teacher
+
+
+def needed_source(recipe: Recipe, field: Field) -> str | Path | None:
     """What ``recipe`` names in ``start`` or ``distill.teacher``, as :func:`load_recipe` takes it: a shipped recipe's
     name, or the path of a YAML file or a file of weights. None if it names nothing."""
-    teacher = recipe.distill.teacher if recipe.distill else None
-    named = recipe.start if field == "start" else teacher
+    named = named_by(recipe, field)
     if named is None or not (_is_file(named) or is_weights(named)):
         return named
     path = recipe.beside(field) / named
@@ -63,7 +70,7 @@ def needed_source(recipe: Recipe, field: Literal["start", "distill"]) -> str | P
     return path
 
 
-def needed_recipe(recipe: Recipe, field: Literal["start", "distill"]) -> Recipe:
+def needed_recipe(recipe: Recipe, field: Field) -> Recipe:
     """The recipe that ``recipe`` starts from or learns from, on the same images and, for a start, with the same
     network. Modules that ``recipe`` uses are used there too: these may define both."""
     source = needed_source(recipe, field)
@@ -73,6 +80,18 @@ def needed_recipe(recipe: Recipe, field: Literal["start", "distill"]) -> Recipe:
     fields = [f"{part}.{k}={json.dumps(v)}" for part in parts for k, v in plain[part].items()]
     modules = list(dict.fromkeys([*load_recipe(source).uses, *recipe.uses]))
     return load_recipe(source, [*fields, f"uses={json.dumps(modules)}"])
+
+
+def refuse_cycle(recipe: Recipe, above: tuple[str, ...] = ()) -> None:
+    """Refuse a recipe that needs itself, directly or through others; ``above`` are the recipes that need it."""
+    if recipe.name in above:
+        chain = " → ".join((*above, recipe.name))
+        raise RecipeError(f"recipe {recipe.name} needs itself: {chain}. Change start or distill")
+    fields: tuple[Field, ...] = ("start", "distill")
+    for field in fields:
+        source = needed_source(recipe, field)
+        if source is not None and not is_weights(source):
+            refuse_cycle(load_recipe(source), (*above, recipe.name))
 
 
 def run_name(named: str) -> str:

@@ -29,7 +29,7 @@ class SignChanges:
         self.baselines: dict[Run, Any] = {}
 
     def of_arm(self, pairs: list[Pair], started_there: bool = True) -> dict[str, Any]:
-        """The signs that the seeds of one arm changed. ``started_there`` is False for a baseline that a person chose."""
+        """The signs that the seeds of one arm changed. ``started_there``: False if a person chose the baseline."""
         seeds: list[dict[str, Any]] = []
         problems: dict[str, list[int]] = {}
         kernels = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unflip.recipes.load import load_recipe, needed_source
+from unflip.recipes.load import load_recipe, needed_source, refuse_cycle
 from unflip.recipes.schema import is_weights
 from unflip.study.arm import Arm, Draft, make_arms, options
 from unflip.study.study import Study
@@ -31,6 +31,8 @@ def compare(
         if override.partition("=")[0] in OWN:
             raise ValueError(f"override {override!r}: every recipe has its own; change the recipe")
     drafts: dict[str, Draft] = {}
+    for source in recipes:
+        refuse_cycle(load_recipe(source))
     names = [_draft(source, drafts) for source in recipes]
     arms = make_arms(_told_apart(list(drafts.values())), (), overrides, epochs_scale)
     data = arms[0].recipe.data.name
@@ -86,7 +88,7 @@ def _draft(source: str | Path, drafts: dict[str, Draft], above: tuple[str, ...] 
     if recipe.start:
         first = needed_source(recipe, "start")
         assert first is not None
-        start = _draft(first, drafts, (*above, recipe.name))
+        start = _draft(first, drafts)
     label = " ".join(recipe.about.split()) or recipe.name  # a table's row is one line
     there = drafts.setdefault(recipe.name, Draft(recipe.name, label, str(source), start=start))
     if Path(there.source).resolve() != Path(source).resolve():

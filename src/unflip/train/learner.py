@@ -112,7 +112,8 @@ class Learner:
         self.optimizer_keys = self._optimizer_state().keys()
 
     def draw_as_alone(self) -> None:
-        """Dropout and stochastic binarizers draw from (seed, epoch, step) alone: resumed, or beside others, the same.
+        """Seed dropout and stochastic binarizers from (seed, epoch, step) alone, so that a run draws the same numbers
+        when it is resumed or trained beside others.
 
         On a CPU only: a GPU would have to wait for the position.
         """
@@ -120,7 +121,7 @@ class Learner:
             torch.manual_seed(mix(self.stream, int(self.position) + 1))
 
     def plan_ahead(self, seed: int, epoch: int) -> None:
-        """Draw an epoch's batches while a GPU is still busy with the epoch before."""
+        """Plan an epoch's batches while a GPU is still busy with the epoch before."""
         plan = self.source.plan(seed, epoch, self.recipe.batch_size)
         self.planned = (seed, epoch, plan)
 
@@ -172,7 +173,7 @@ class Learner:
             optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """One optimizer step, with no word to the host."""
+        """One optimizer step, without a synchronization with the host."""
         loss, auxiliary = self.backward()
         for optimizer in self.optimizers:
             optimizer.step()
@@ -183,7 +184,7 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, *, exact: bool, batch: int = 5000) -> float:
-        """Test accuracy in percent. On a GPU the curve is drawn in half precision, results are not."""
+        """Test accuracy in percent; ``exact``: in float32, as results are. On a GPU curves are in half precision."""
         self.model.eval()
         right = torch.zeros((), dtype=torch.int64, device=self.device)
         half = self.half and not exact
@@ -226,7 +227,7 @@ class Learner:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Copy a :meth:`state` into the tensors that are there: a captured graph stays valid."""
+        """Copy a :meth:`state` into the existing tensors, so that a captured graph stays valid."""
         own = self.state()
         if own.keys() != state.keys():
             odd = sorted(own.keys() ^ state.keys())
@@ -235,7 +236,7 @@ class Learner:
             tensor.copy_(state[name])
 
     def take_from_rank_0(self) -> None:
-        """Every rank goes on from rank 0's state: only rank 0 reads checkpoints and warm-starts."""
+        """Take over rank 0's state: only rank 0 reads checkpoints and prepares first weights."""
         for tensor in self.state().values():
             distributed.broadcast(tensor)
         if distributed.rank() > 0:
@@ -282,8 +283,10 @@ def _make_optimizers(
 
 
 def _follow_schedule(group: dict[str, Any], device: torch.device) -> None:
-    """From the rate it was made with, as the recipe's own groups do: one that stayed behind would train on at its first
-    rate without a word. A group without ``lr``, or with a ``peak_lr`` of None, has asked for nothing else."""
+    """Let the group follow the recipe's schedule from the rate it was made with, as the recipe's own groups do.
+
+    A group without ``lr``, or with a ``peak_lr`` of None, keeps its rate.
+    """
     if "lr" not in group or group.setdefault("peak_lr", float(group["lr"])) is None:
         return
     if device.type == "cuda" and not isinstance(group["lr"], Tensor):

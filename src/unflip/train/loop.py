@@ -14,7 +14,7 @@ import torch
 from unflip.data import Dataset
 from unflip.data.source import Source
 from unflip.recipes.build import build_model
-from unflip.recipes.load import needed_recipe, needed_source, run_name
+from unflip.recipes.load import Field, named_by, needed_recipe, refuse_cycle, run_name
 from unflip.recipes.schema import Recipe, is_weights
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs import provenance
@@ -64,7 +64,7 @@ def train(
 
 def _needed_run(
     recipe: Recipe,
-    field: Any,
+    field: Field,
     data: Dataset,
     out: Path,
     seeds: Sequence[int],
@@ -74,20 +74,19 @@ def _needed_run(
 
     Runs that are finished do not need it any more: then it is None unless it is still there to be compared.
     """
-    named = recipe.start if field == "start" else recipe.distill and recipe.distill.teacher
+    named = named_by(recipe, field)
     if named is None:
         return None
     left = _unfinished(out, seeds, options.device)
     if is_weights(named):
-        file = Path(needed_source(recipe, field) or named)
+        file = recipe.beside(field) / named
         return file if left or file.exists() else None
     seeds = seeds if field == "start" else (0,)
     if not left:  # the recipe it came from may be gone too
         beside = Path(out).parent / run_name(named)
         return None if _unfinished(beside, seeds, options.device) else beside
+    refuse_cycle(recipe)
     needed = needed_recipe(recipe, field)
-    if needed.name == recipe.name:
-        raise ValueError(f"recipe {recipe.name} names itself in {field}: name another recipe")
     beside = Path(out).parent / needed.name
     if _unfinished(beside, seeds, options.device):
         if not options.quiet and distributed.speaks():
