@@ -65,7 +65,7 @@ def run_demo(out: Path) -> None:
 
 
 def _forget_finished(out: Path) -> None:
-    """A finished demo is run afresh; an interrupted one goes on."""
+    """A finished demo starts again; an interrupted one resumes."""
     folders = [out / name for name in RECIPES]
     if all(Run.of_seed(folder, 0).finished for folder in folders):
         for folder in folders:
@@ -123,7 +123,7 @@ def _save_frozen(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -
     with torch.no_grad():
         same = torch.equal(frozen(images), lns.model(images))
     if not same:
-        raise RuntimeError("the frozen network answers differently from the trained one")
+        raise RuntimeError("the logits of the frozen network differ from those of the trained one")
     paths = {
         out / "digits-lns.safetensors": frozen,
         out / "digits-float.safetensors": float_twin.model,
@@ -145,7 +145,7 @@ def _test_inputs(data: ImageSet) -> Tensor:
 
 
 def _pack_and_run(float_twin: Trained, lns: Trained, data: ImageSet, out: Path) -> None:
-    """What is shipped: one file, run without torch, beside the float twin in torch."""
+    """Pack the network into one file, and run it without torch beside the float twin in torch."""
     path = out / "digits-lns.unflip"
     size = pack_for(data.spec, lns.model, path)
     images = _test_inputs(data)
@@ -203,7 +203,7 @@ def draw_curves(trained: list[Trained], path: Path) -> Path:
     )
     for number, one in enumerate(trained):
         lines = one.run.metrics
-        before = trained[1].recipe.epochs if one.recipe.start else 0  # goes on from the baseline
+        before = trained[1].recipe.epochs if one.recipe.start else 0  # it continues the baseline
         for axis, (key, _) in zip(axes, keys, strict=True):
             if key in lines[0]:
                 factor = 100 if key == "flip_rate" else 1

@@ -130,7 +130,9 @@ class Schedule(_Part):
         if self.name == "step" and bool(self.every) == bool(self.at):
             raise ValueError("schedule 'step' needs either every or at")
         if self.name != "step" and (self.every or self.at):
-            raise ValueError(f"every and at are of schedule 'step', and the name is {self.name!r}")
+            raise ValueError(
+                f"every and at belong to schedule 'step', but the name is {self.name!r}"
+            )
         return self
 
     def factor_at(self, epoch: int, epochs: int) -> float:
@@ -144,7 +146,7 @@ class Schedule(_Part):
 
 
 class Distill(_Part):
-    """Learn from the answers of a finished run of the recipe ``teacher`` too; see ``train/teacher.py``."""
+    """Learn also from the logits of a finished run of the recipe ``teacher``; see ``train/teacher.py``."""
 
     teacher: str
     temperature: Positive = 2.0
@@ -174,9 +176,11 @@ class Recipe(_Part):
     @field_validator("name")
     @classmethod
     def _is_a_folder(cls, value: str) -> str:
-        """Runs go to a folder of that name: one that leads elsewhere would take them out of --out."""
+        """Runs go to a folder of that name, which must stay below --out."""
         if value in ("", ".", "..") or "/" in value:
-            raise ValueError("should be a folder's name, for its runs: not empty, and without /")
+            raise ValueError(
+                "should be the name of a folder for its runs: not empty, and without /"
+            )
         return value
 
     @field_validator("uses", mode="before")
@@ -192,14 +196,14 @@ class Recipe(_Part):
         return value
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """In another process, which has not read the recipe."""
+        """Another process, which gets the recipe pickled, has not imported its modules yet."""
         super().__setstate__(state)
         for module in self.uses:
             use(module)
 
     @model_serializer(mode="wrap")
-    def _without_no_uses(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Recipes that use no code of one's own are written as before there was such a field."""
+    def _without_empty_uses(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the field out where it is empty."""
         return {k: v for k, v in values(self).items() if k != "uses" or v}
 
     @field_validator("start")

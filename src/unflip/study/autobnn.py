@@ -110,8 +110,8 @@ def search_widths(
         )
     if recipe.start:
         raise ValueError(
-            f"autobnn: recipe {recipe.name!r} starts from {recipe.start!r}, whose weights do not fit other widths: give "
-            "a recipe without start"
+            f"autobnn: recipe {recipe.name!r} starts from {recipe.start!r}, whose weights do not fit other widths: "
+            "give a recipe without start"
         )
     if recipe.data.validation == 0:
         held_out = recipe.data.model_copy(update={"validation": len(data) // 10})

@@ -35,7 +35,7 @@ class Cluster:
         self.work = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
         self.running: dict[Any, str] = {}
         # Ray's own handler, set by init, ends the process silently.
-        self.put_back = sigterm_interrupts()
+        self.restore = sigterm_interrupts()
 
     def start(self, task: Task) -> None:
         jobs = tuple(
@@ -67,7 +67,7 @@ class Cluster:
         if self.running:
             self.ray.wait(list(self.running), num_returns=len(self.running))
         self.running.clear()
-        self.put_back()
+        self.restore()
         if self.mine:
             self.ray.shutdown()
 

@@ -32,7 +32,7 @@ class Pool:
     def __init__(self, out: Path, capacity: int) -> None:
         self.out, self.capacity = out, capacity
         self.running: dict[str, tuple[BaseProcess, Connection]] = {}
-        self.put_back = sigterm_interrupts()
+        self.restore = sigterm_interrupts()
 
     def start(self, task: Task) -> None:
         context = multiprocessing.get_context("spawn")
@@ -70,7 +70,7 @@ class Pool:
         for process, _ in self.running.values():
             process.join()
         self.running.clear()
-        self.put_back()
+        self.restore()
 
 
 def _work(task: Task, answer: Connection, log: Path, workers: int) -> None:

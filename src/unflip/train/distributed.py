@@ -2,7 +2,7 @@
 
 Every rank builds the same model and the same epoch plan, takes its share of each batch, and
 DistributedDataParallel averages the gradients: ``batch_size`` is the size of the whole batch. Rank 0 writes.
-When a rank dies, torchrun's elastic agent starts all of them again, and they go on from the last checkpoint.
+When a rank dies, torchrun's elastic agent restarts all of them, and they resume from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ def process_group(device: str | None) -> Iterator[str | None]:
             yield "cpu"
     finally:
         # Reference cycles of DistributedDataParallel keep the group alive, and its threads would outlive the
-        # interpreter: now and then a process that has done everything right ended with SIGABRT.
+        # interpreter: sometimes a process that had finished correctly ended with SIGABRT.
         gc.collect()
         dist.destroy_process_group()
 
 
 def _fresh(store: Any, number: int, processes: int) -> Any:
-    """A part of torchrun's store that nobody has written to before.
+    """A part of torchrun's store that no process has written to before.
 
-    torchrun keeps one store over its restarts, and with it the addresses of the dead (pytorch issues 135712 and
-    167288): a restarted process that reads one before it is overwritten never finds its peer. The count of
-    restarts would not do as a name, it differs between machines. So rank 0 picks a name, and tells it to
+    torchrun keeps one store over its restarts, with the addresses of dead processes (pytorch issues 135712 and
+    167288): a restarted process that reads one before it is overwritten never finds its peer. The number of
+    restarts cannot serve as a name, because it differs between machines. So rank 0 picks a name and sends it to
     each process that says hello, until all have answered.
     """
     if number > 0:
@@ -95,7 +95,7 @@ def _fresh(store: Any, number: int, processes: int) -> Any:
 
 
 def wrap(objective: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:
-    """The objective with gradients averaged over the ranks; as it is when there is one rank."""
+    """The objective with gradients averaged over the ranks; unchanged for one rank."""
     if not dist.is_initialized():
         return objective
     if recipe.batch_size % world_size():
@@ -104,7 +104,7 @@ def wrap(objective: nn.Module, recipe: Recipe, device: torch.device) -> nn.Modul
         )
     if recipe.sync_batchnorm and device.type != "cuda":
         raise ValueError(
-            "sync_batchnorm=true needs GPUs: torch has no synchronised BatchNorm on CPUs"
+            "sync_batchnorm=true needs GPUs: torch has no synchronized BatchNorm on CPUs"
         )
     ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(objective, device_ids=ids)
@@ -135,7 +135,7 @@ def broadcast(tensor: Tensor) -> None:
 
 
 def from_rank_0(value: Any) -> Any:
-    """What rank 0 has: which checkpoint to resume from, whether to stop."""
+    """The value that rank 0 has: which checkpoint to resume from, whether to stop."""
     if not dist.is_initialized():
         return value
     box = [value]

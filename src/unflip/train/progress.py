@@ -1,4 +1,4 @@
-"""What a person sees while training: a bar in a terminal, a line an epoch elsewhere."""
+"""What a person sees while training: a bar in a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Progress:
         self.name, self.epochs, self.quiet = name, epochs, quiet
         self.began = self.printed = time.monotonic()
         self.first_epoch: int | None = None
-        self.accuracy: float | None = None  # as last measured
+        self.accuracy: float | None = None  # the last one measured
         self.bar: Any = None
         self.task: Any = None
         if quiet:
@@ -31,7 +31,7 @@ class Progress:
             from rich.progress import Progress as Bar
         except ImportError:
             return
-        text = TextColumn("{task.description}", markup=False)  # a recipe may be called [x]
+        text = TextColumn("{task.description}", markup=False)  # a recipe's name may be [x]
         columns = (text, BarColumn(), TimeRemainingColumn())
         self.bar = Bar(*columns, transient=True)
         self.task = self.bar.add_task(self.name, total=float(self.epochs))

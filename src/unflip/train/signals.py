@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, for what has something to save or to clean up. Python gives them to the main thread alone."""
+"""Ctrl-C and SIGTERM for code that has something to save or to clean up. Python delivers signals to the main thread."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ Handler = Callable[[int, FrameType | None], None]
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM so that the loop can save between two steps."""
+    """Collect Ctrl-C and SIGTERM, so that the loop can save between two steps."""
     received: list[int] = []
-    put_back = _handle(lambda number, frame: received.append(number), signal.SIGINT, signal.SIGTERM)
+    restore = _handle(lambda number, frame: received.append(number), signal.SIGINT, signal.SIGTERM)
     try:
         yield received
     finally:
-        put_back()
+        restore()
 
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """What cleans up after Ctrl-C cleans up after SIGTERM too."""
-    put_back = sigterm_interrupts()
+    """Treat SIGTERM as Ctrl-C inside the block: what cleans up after one cleans up after the other."""
+    restore = sigterm_interrupts()
     try:
         yield
     finally:
-        put_back()
+        restore()
 
 
 def sigterm_interrupts() -> Callable[[], None]:
-    """From now on SIGTERM is as Ctrl-C, until what is returned is called."""
+    """Treat SIGTERM as Ctrl-C from now on, until the returned function is called."""
     return _handle(interrupt, signal.SIGTERM)
 
 
 def interrupt(number: int, frame: FrameType | None = None) -> NoReturn:
-    """End as Ctrl-C does, and say which signal asked for it."""
+    """End as Ctrl-C does, naming the signal."""
     raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
 
 
 def _handle(handler: Handler, *numbers: signal.Signals) -> Callable[[], None]:
-    """Handle these signals, until what is returned is called; nothing beside the main thread."""
+    """Handle these signals until the returned function is called; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     before = {number: signal.signal(number, handler) for number in numbers}
 
-    def put_back() -> None:
+    def restore() -> None:
         for number, previous in before.items():
-            if previous is not None:  # a library's in C, which Python cannot put back
+            if previous is not None:  # a handler of a C library, which Python cannot restore
                 signal.signal(number, previous)
 
-    return put_back
+    return restore
