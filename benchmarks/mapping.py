@@ -1,11 +1,11 @@
-"""What LNS's mapping networks cost in a training step of ResNet-20, by our kernels and by batched matrix products.
+"""The cost of LNS's mapping networks in a training step of ResNet-20, by our kernels and by batched matrix products.
 
     python benchmarks/mapping.py [--seeds 5] [--widths 16 32 64] [--steps-only] [--seconds 150] [--json FILE]
 
 First the mappings alone: µs of f(W) and of f(W) with its gradients, both compiled, as the median of replays of a CUDA
 graph, after a comparison with float64. Then whole steps under the engine (compiled, CUDA graph, random images): LNS,
-LNS without the kernels, and fine-tuning, which is the same step without mappings; and the kernels that take the time
-of a step. What does not fit into ``--seconds`` is left out.
+LNS without the kernels, and fine-tuning, which is the same step without mappings; and the kernels that take most of the
+time of a step. Parts that do not fit into ``--seconds`` are left out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -29,54 +32,53 @@ from sign_conv import microseconds
 from train_speed import DOREFA, random_images, recipe
 from unflip import models
 from unflip.data import ImageSet
-from unflip.kernels import mapping, mapping_conv
-from unflip.layers import binary_layers
-from unflip.methods.lns import MappedSign
+from unflip.kernels import check, mapping, tuning
+from unflip.kernels.attach import attached
+from unflip.kernels.mapping_conv import operator as mapping_conv
 from unflip.recipes.build import build_model
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner
 
 LNS = {"name": "lns", "base": DOREFA}
-Mapped = list[tuple[Tensor, Any]]
+Mapped = list[Any]  # binary layers
+FUSED = partial(mapping_conv.predict_fused, networks=1)
 
 
 def mapped_layers(model: nn.Module, channels: int | None = None) -> Mapped:
-    return [
-        (layer.weight, layer.weight_binarizer)
-        for _, layer in binary_layers(model)
-        if isinstance(layer.weight_binarizer, MappedSign)
-        and (channels is None or layer.weight.shape[1] == channels)
-    ]
+    mapped = mapping.mapped_layers(model).values()
+    return [layer for layer in mapped if channels in (None, layer.weight.shape[1])]
 
 
 def predictions(mapped: Mapped) -> list[Tensor]:
-    """As a training step has them, and in that order: ResNet-20's layers of one shape follow each other."""
+    """As in a training step, and in the order of the layers: ResNet-20's layers of one shape follow each other."""
     found: list[Tensor] = []
-    for fused, group in mapping._groups(mapped):
-        weights, binarizers = zip(*group, strict=True)
-        predict = mapping_conv.predict_fused if fused else mapping.predict_together
-        found += predict([b.mapping for b in binarizers], weights)
+    for fused, group in mapping.groups(mapped):
+        predict = FUSED if fused else mapping.predict_together
+        mappings = [layer.weight_binarizer.mapping for layer in group]
+        found += predict(mappings, [layer.weight for layer in group])
     return found
 
 
 def leaves(mapped: Mapped) -> list[Tensor]:
-    return [t for weight, binarizer in mapped for t in (weight, *binarizer.mapping.parameters())]
+    return [
+        tensor
+        for layer in mapped
+        for tensor in (layer.weight, *layer.weight_binarizer.mapping.parameters())
+    ]
 
 
 def probes(mapped: Mapped) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(w.shape, generator=generator).to(w, memory_format=torch.channels_last)
-        for w, _ in mapped
+        for w in (layer.weight for layer in mapped)
     ]
 
 
 def errors(mapped: Mapped) -> tuple[float, float]:
     """The largest relative error of a prediction and of a gradient, against each mapping alone in float64."""
-    exact: Mapped = [
-        (w.detach().double().requires_grad_(), copy.deepcopy(b).double()) for w, b in mapped
-    ]
-    expected = [binarizer.mapping(weight) for weight, binarizer in exact]
+    exact: Mapped = [copy.deepcopy(layer).double() for layer in mapped]
+    expected = [layer.weight_binarizer.mapping(layer.weight) for layer in exact]
     found, given = predictions(mapped), probes(mapped)
     expected_grads = torch.autograd.grad(expected, leaves(exact), [p.double() for p in given])
     found_grads = torch.autograd.grad(found, leaves(mapped), given)
@@ -95,12 +97,12 @@ def time_mappings(model: nn.Module, widths: Sequence[int]) -> dict[str, dict[str
         mapped = mapped_layers(model, channels)
         label = f"{len(mapped)} layers, c = {channels or '16, 32, 64'}"
         row: dict[str, float] = {}
-        for name, kernels in (("kernels", True), ("bmm", False)):
-            mapping.kernels = kernels
+        for name, kernel in (("kernels", FUSED), ("bmm", None)):
             torch._dynamo.reset()
             function = torch.compile(predictions, dynamic=False, options={"combo_kernels": True})
-            for kind, call in _calls(function, mapped).items():
-                row[f"{name} {kind}"] = microseconds(call, 10)
+            with attached(mapped, fused_predict=kernel):
+                for kind, call in _calls(function, mapped).items():
+                    row[f"{name} {kind}"] = microseconds(call, 10)
         rows[label] = row
         print(f"  {label:24} " + "   ".join(f"{k} {v:6.1f}" for k, v in row.items()), flush=True)
     return rows
@@ -118,10 +120,11 @@ def _calls(
 
 def time_kernels(model: nn.Module) -> None:
     """µs of each launch, all layers, not compiled."""
-    mapping.kernels = True
-    call = _calls(predictions, mapped_layers(model))["with gradients"]
-    call()
-    show(profiled(call, 10), 12)
+    mapped = mapped_layers(model)
+    call = _calls(predictions, mapped)["with gradients"]
+    with attached(mapped, fused_predict=FUSED):
+        call()
+        show(profiled(call, 10), 12)
 
 
 def profiled(call: Callable[[], Any], times: int) -> dict[str, tuple[float, float]]:
@@ -147,23 +150,19 @@ def show(totals: dict[str, tuple[float, float]], most: int) -> None:
     sys.stdout.flush()
 
 
-def engine_of(method: Any, seeds: int, data: ImageSet, kernels: bool) -> Engine:
+def engine_of(method: Any, seeds: int, data: ImageSet, kernels: bool, stack: ExitStack) -> Engine:
     torch._dynamo.reset()
     chosen, device = recipe(method, True), torch.device("cuda")
     images = data.source(device)
     learners = [
         Learner(chosen, build_model(chosen, data, seed), images, device) for seed in range(seeds)
     ]
-    check = mapping.check_kernels
-    if not kernels:
-        mapping.check_kernels = _refuse
-    try:
-        return Engine(learners, compiled=True, captured=True)
-    finally:
-        mapping.check_kernels = check
+    compare = check.check_mapping if kernels else _refuse
+    with mock.patch.object(check, "check_mapping", compare):
+        return stack.enter_context(Engine(learners, compiled=True, captured=True))
 
 
-def _refuse(model: nn.Module) -> None:
+def _refuse(*_: object) -> None:
     raise RuntimeError("they are left out on purpose")
 
 
@@ -195,17 +194,18 @@ def time_steps(data: ImageSet, seeds: int, late: Callable[[], bool]) -> dict[str
         if late():
             print(f"  {label}: left out, no time")
             continue
-        began = time.perf_counter()
-        engine = engine_of(method, count, data, kernels)
-        ready = time.perf_counter() - began
-        used = ", our mappings" if mapping.kernels and method is LNS else ""
-        rows[label] = step_milliseconds(engine)
-        print(
-            f"  {label}: {rows[label]:.3f} ms a step  ({engine.mode}{used}, ready in {ready:.0f} s)"
-        )
-        if count == 1 and kernels:
-            engine.learners[0].start_epoch(0, 9, 1.0)
-            show(profiled(engine.step, 10), 40)
+        with ExitStack() as stack:
+            began = time.perf_counter()
+            engine = engine_of(method, count, data, kernels, stack)
+            ready = time.perf_counter() - began
+            mapped = mapped_layers(engine.learners[0].model)
+            used = ", our mappings" if mapped and mapped[0].fused_predict is not None else ""
+            rows[label] = step_milliseconds(engine)
+            how = f"{engine.mode}{used}, ready in {ready:.0f} s"
+            print(f"  {label}: {rows[label]:.3f} ms per step  ({how})")
+            if count == 1 and kernels:
+                engine.learners[0].start_epoch(0, 9, 1.0)
+                show(profiled(engine.step, 10), 40)
         del engine
         torch.cuda.empty_cache()
     for some in ("1 seed", f"{seeds} seeds, each"):
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150, help="start nothing new after this")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if not torch.cuda.is_available() or not mapping_conv.available() or mapping_conv.INTERPRETED:
+    if not torch.cuda.is_available() or not tuning.available() or tuning.INTERPRETED:
         sys.exit("This benchmark needs a CUDA device and Triton, without TRITON_INTERPRET.")
     torch.backends.cudnn.allow_tf32 = False
     began = time.perf_counter()
@@ -247,8 +247,9 @@ def main() -> None:
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     model = lns_model()
-    mapping.kernels = True
-    value, gradient = errors(mapped_layers(model))
+    mapped = mapped_layers(model)
+    with attached(mapped, fused_predict=FUSED):
+        value, gradient = errors(mapped)
     print(
         f"largest relative error against float64: f(W) {value:.1e}, gradients {gradient:.1e} "
         f"(tuned and compared after {elapsed():.0f} s)"

@@ -2,15 +2,15 @@
 
     python benchmarks/sign_conv.py [--batch 128] [--inputs pm1|01] [--calls 50] [--sweep] [--json FILE]
 
-Every time is the median of replays of a CUDA graph that holds many calls, so it is the GPU's time alone, with
-operands in the cache as a preceding layer leaves them. First each of our results is compared with float64.
+Every time is the median of replays of a CUDA graph that holds many calls: the time of the GPU only, with operands in
+the cache, as after a preceding layer. First each of our results is compared with float64.
 
     fprop    ours: one kernel             cuDNN: + one elementwise kernel for the sign
     dgrad    ours: one kernel             cuDNN: + one elementwise kernel for the mask
     wgrad    ours: one kernel and a sum   cuDNN: of the sign it already has
 
 The sum and the two elementwise kernels are torch's own; torch.compile would fuse them with their neighbours.
-The float first layer has a line of its own: the same kernels with real values, and no gradient of the input.
+The float first layer has a separate line: the same kernels with real values, and no gradient of the input.
 ``--sweep`` times the sign gradient for other numbers of programs, to choose ``PROGRAMS_PER_SM``.
 """
 
@@ -24,12 +24,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unflip.kernels import tuning
+from unflip.kernels.sign_conv import cuda_kernels
 from unflip.kernels.sign_conv import operator as sign_conv
 
 # channels in and out, height and width of the input, stride
@@ -84,8 +86,12 @@ class Case:
         self.binary = self.binary.half().contiguous(memory_format=torch.channels_last)
         self.one = torch.ones((), dtype=torch.float16, device="cuda")
 
+    def options(self) -> tuple[int | bool, ...]:
+        """Stride, padding, kind of inputs, one network on the device, and whether CUDA C++ may be used."""
+        return self.stride, 1, self.kind, 1, cuda_kernels.allowed()
+
     def ours(self) -> dict[str, Callable[[], Tensor]]:
-        ops, rest = torch.ops.unflip, (self.stride, 1, self.kind)
+        ops, rest = torch.ops.unflip, self.options()
         return {
             "fprop": lambda: ops.sign_conv2d(self.x, self.signs, self.halves, *rest),
             "dgrad": lambda: ops.sign_conv2d_dgrad(self.grad, self.x, self.halves, *rest),
@@ -175,16 +181,15 @@ def check(case: Case) -> dict[str, float]:
 
 def sweep(cases: dict[str, Case], calls: int) -> None:
     print("\nwgrad with its sum, µs, by PROGRAMS_PER_SM (chunks in brackets):")
-    chosen = tuning.PROGRAMS_PER_SM
     for label, case in cases.items():
         found = []
         for programs in (1, 2, 4, 8, 16):
-            tuning.PROGRAMS_PER_SM = programs
-            rest = (3, 3, case.stride, 1, case.kind)
-            chunks = torch.ops.unflip.sign_conv2d_wgrad(case.grad, case.x, *rest).shape[0]
-            found.append(f"{programs}: {microseconds(case.ours()['wgrad'], calls):.1f} [{chunks}]")
+            with mock.patch.object(tuning, "PROGRAMS_PER_SM", programs):
+                rest = (3, 3, *case.options())
+                chunks = torch.ops.unflip.sign_conv2d_wgrad(case.grad, case.x, *rest).shape[0]
+                time_ = microseconds(case.ours()["wgrad"], calls)
+            found.append(f"{programs}: {time_:.1f} [{chunks}]")
         print(f"  {label:18} " + "   ".join(found))
-    tuning.PROGRAMS_PER_SM = chosen
 
 
 def main() -> None:
@@ -195,10 +200,10 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if not torch.cuda.is_available() or not sign_conv.available() or tuning.INTERPRETED:
+    if not torch.cuda.is_available() or not tuning.available() or tuning.INTERPRETED:
         sys.exit("This benchmark needs a CUDA device and Triton, without TRITON_INTERPRET.")
     torch.backends.cudnn.benchmark = True
-    triton: Any = sign_conv.triton
+    triton: Any = tuning.triton
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
 
     began, cases, errors = time.perf_counter(), {}, {}
@@ -251,10 +256,10 @@ def main() -> None:
     print("\nrelative errors against float64 (fprop is exact):")
     for label, found in errors.items():
         print(f"  {label:18} dgrad {found['dgrad']:.1e}   wgrad {found['wgrad']:.1e}")
-    print("\nblocks chosen, by (pixels or images, H, W, C, O, kh, kw, stride, padding):")
+    print("\nblocks chosen, by (networks, pixels or images, H, W, C, O, kh, kw, stride, padding):")
     for name, choices in sign_conv.tuned().items():
         for key, config in choices.items():
-            print(f"  {name} {key[:9]}  {config}")
+            print(f"  {name} {key[:10]}  {config}")
     if options.sweep:
         sweep(cases, options.calls)
     print(f"\n{time.perf_counter() - began:.0f} s")

@@ -77,7 +77,7 @@ def seconds_per_epoch(run_epoch: Callable[[int], None], epochs: int) -> float:
 
 
 def plain_loop(data: ImageSet, device: torch.device, epochs: int) -> float:
-    """As one would write it: eager, fp32, one kernel an operation."""
+    """As one would write it: eager, fp32, one kernel per operation."""
     model = models.create("resnet20", DOREFA).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     mean = torch.tensor(data.mean, device=device).view(3, 1, 1) * 255
@@ -115,20 +115,20 @@ def our_loop(
     if start and isinstance(method, dict) and method["name"] == "lns":
         for learner in learners:
             warm_start(learner.model, steps=20)
-    engine = Engine(learners, compiled=True, captured=True)
-    _synchronize()
-    ready = time.perf_counter() - began
+    with Engine(learners, compiled=True, captured=True) as engine:
+        _synchronize()
+        ready = time.perf_counter() - began
 
-    def epoch(number: int) -> None:
-        for seed, learner in enumerate(learners):
-            learner.start_epoch(seed, number, 1.0)
-        for _ in range(learners[0].steps):
-            engine.step()
+        def epoch(number: int) -> None:
+            for seed, learner in enumerate(learners):
+                learner.start_epoch(seed, number, 1.0)
+            for _ in range(learners[0].steps):
+                engine.step()
 
-    seconds = seconds_per_epoch(epoch, epochs)
+        seconds, mode = seconds_per_epoch(epoch, epochs), engine.mode
     losses = [learner.loss_sum.item() / learner.steps for learner in learners]
     assert all(0 < loss < 10 for loss in losses), f"the timed loop did not learn sanely: {losses}"
-    return seconds, engine.mode, ready
+    return seconds, mode, ready
 
 
 def _synchronize() -> None:

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
-from unflip.kernels import nvrtc
+from unflip import models
+from unflip.kernels import Trial, shared_predictions
+from unflip.kernels.sign_conv import cuda_kernels
+from unflip.layers import auxiliary_losses
 
 
 @pytest.fixture
@@ -56,6 +60,40 @@ def in_the_interpreter() -> Callable[[str], None]:
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
     return run
+
+
+@pytest.fixture
+def make_trial() -> Callable[..., Trial]:
+    """A small network in training, and how to try a step with it."""
+
+    def make(
+        method: Any = "dorefa",
+        seed: int = 0,
+        device: str = "cpu",
+        half: bool = True,
+        **options: Any,
+    ) -> Trial:
+        torch.manual_seed(seed)
+        model = models.create("resnet20", method, **{"width": 16, "in_channels": 1, **options})
+        model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x = torch.randn(2, 1, 8, 8, device=device)
+
+        def forward() -> Tensor:
+            with torch.autocast(device, torch.float16, enabled=half), shared_predictions(model):
+                logits = model(x)
+                return logits.float().sum() + sum(auxiliary_losses(model).values())
+
+        def snapshot() -> dict[str, Tensor]:
+            return {name: value.clone() for name, value in model.state_dict().items()}
+
+        @torch.no_grad()
+        def restore(state: dict[str, Tensor]) -> None:
+            for name, value in model.state_dict().items():
+                value.copy_(state[name])
+
+        return Trial(model, half, str(method), forward, snapshot, restore)
+
+    return make
 
 
 class Launch(ctypes.Structure):
@@ -117,7 +155,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Emulat
         pytest.skip("no g++ to compile kernels for the CPU")
     folder = tmp_path_factory.mktemp("emulated")
     options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
-    options += [f"-I{Path(__file__).parent}", f"-I{nvrtc.HERE}"]
+    options += [f"-I{Path(__file__).parent}", f"-I{cuda_kernels.HERE}"]
     built: dict[str, Emulated] = {}
 
     def build(source: str) -> Emulated:

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from unflip import auxiliary_losses, binarize
-from unflip.kernels import mapping_conv
-from unflip.kernels.mapping import _fill, check_kernels, predict_together, shared_predictions
+from unflip.kernels.check import Mismatch, check_mapping
+from unflip.kernels.mapping import fill, predict_together, shared_predictions
+from unflip.kernels.mapping_conv import operator as mapping_conv
 from unflip.layers import binary_layers
 
 
@@ -54,10 +55,11 @@ def test_a_shared_prediction_is_computed_once_and_forgotten(monkeypatch):
 def test_layers_of_other_shapes_and_fixed_statistics_are_left_to_themselves():
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 8, 3), nn.Linear(8, 8))
     binarize(model, "lns", keep_first_and_last=False, quiet=True)
-    mapped = [(layer.weight, layer.weight_binarizer) for _, layer in binary_layers(model)]
+    layers = [layer for _, layer in binary_layers(model)]
+    mapped = [(layer.weight, layer.weight_binarizer) for layer in layers]
     for _, binarizer in mapped:
         binarizer.shared = []
-    _fill(mapped)
+    fill(layers)
     for weight, binarizer in mapped[:2]:
         torch.testing.assert_close(
             binarizer.shared[0], binarizer.mapping(weight), rtol=1e-4, atol=1e-5
@@ -87,7 +89,7 @@ def test_a_hidden_value_within_rounding_of_zero_is_not_taken_for_a_wrong_kernel(
         mapping.norm1.bias[0] -= hidden[0][0, 0, 0, 0] + 5e-7  # that value is now just below zero
     differences = []
 
-    def fused(mappings, weights):
+    def fused(mappings, weights, *, networks):
         predictions = []
         for one, weight in zip(mappings, weights, strict=True):
             plain = predict_together([one], [weight])[0]
@@ -104,8 +106,8 @@ def test_a_hidden_value_within_rounding_of_zero_is_not_taken_for_a_wrong_kernel(
         return predictions
 
     _as_if_kernels_were_there(monkeypatch, fused)
-    check_kernels(model, backward=0.001)
-    assert len(differences) == 2  # looks
+    check_mapping(model, networks=1, backward=0.001)
+    assert len(differences) == 2  # attempts
     assert differences[0] > 0.01 > 1e-5 > differences[1]
 
 
@@ -122,11 +124,11 @@ def test_a_kernel_with_a_wrong_gradient_is_refused_however_often_it_is_looked_at
         def backward(ctx, grad):
             return wrong * grad
 
-    def fused(mappings, weights):
+    def fused(mappings, weights, *, networks):
         return [
             Off.apply(predict_together([m], [w])[0]) for m, w in zip(mappings, weights, strict=True)
         ]
 
     _as_if_kernels_were_there(monkeypatch, fused)
-    with pytest.raises(RuntimeError, match=r"gradient . of 0 is off by"):
-        check_kernels(_mapped_convolution())
+    with pytest.raises(Mismatch, match=r"gradient . of 0 is off by"):
+        check_mapping(_mapped_convolution(), networks=1)

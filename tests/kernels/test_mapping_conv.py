@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from unflip import binarize
-from unflip.kernels import mapping, mapping_conv
-from unflip.kernels.mapping_conv import available, predict_fused, supports
+from unflip.kernels import mapping
+from unflip.kernels.check import Mismatch, check_mapping
+from unflip.kernels.mapping_conv import operator as mapping_conv
+from unflip.kernels.mapping_conv import triton_kernels
+from unflip.kernels.mapping_conv.operator import predict_fused, supports
+from unflip.kernels.tuning import INTERPRETED, Tuned, available
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
-from unflip.train import engine
 
-INTERPRETED = mapping_conv.INTERPRETED
 DEVICE = "cpu" if INTERPRETED else "cuda"
 runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")
 BACKWARD = 1e-5 if INTERPRETED else 3e-3  # on a GPU, gradients are products of TF32
@@ -55,7 +57,7 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def fused(model: nn.Module) -> tuple[Tensor, ...]:
-    return predict_fused(mappings(model), weights(model))
+    return predict_fused(mappings(model), weights(model), networks=1)
 
 
 def gradients(model: nn.Module, predictions: Any) -> list[Tensor]:
@@ -104,14 +106,14 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
     ahead = {**conv, "TRANSPOSED": False, "PRECISION": "tf32x3"}
     norm = {**mapping_conv.NORM_BLOCKS, **every}
     for kernel, constants in (
-        (mapping_conv._conv_kernel.fn, {**ahead, "IN": 1, "OUT": 2, "THEN": "statistics"}),
-        (mapping_conv._conv_kernel.fn, {**ahead, "IN": 2, "OUT": 1, "THEN": "bias"}),
-        (mapping_conv._conv_kernel.fn, {**back, "IN": 2, "OUT": 2, "THEN": "relu"}),
-        (mapping_conv._conv_kernel.fn, {**back, "IN": 2, "OUT": 1, "THEN": ""}),
-        (mapping_conv._norm_kernel, norm),
-        (mapping_conv._norm_backward_kernel, norm),
+        (triton_kernels.conv_kernel, {**ahead, "IN": 1, "OUT": 2, "THEN": "statistics"}),
+        (triton_kernels.conv_kernel, {**ahead, "IN": 2, "OUT": 1, "THEN": "bias"}),
+        (triton_kernels.conv_kernel, {**back, "IN": 2, "OUT": 2, "THEN": "relu"}),
+        (triton_kernels.conv_kernel, {**back, "IN": 2, "OUT": 1, "THEN": ""}),
+        (triton_kernels.norm_kernel, norm),
+        (triton_kernels.norm_backward_kernel, norm),
         (
-            mapping_conv._wgrad_kernel.fn,
+            triton_kernels.wgrad_kernel,
             {"BLOCK_R": 32, "BLOCK_O": 32, "BLOCK_I": 32, **every},
         ),
     ):
@@ -130,13 +132,18 @@ def test_residual_mappings() -> None:
     check(network(SMALL[:1], mapping="residual"), in_place=False)  # the probe has other strides
 
 
+def only(number: int, kernel: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a kernel one of its blocks."""
+    monkeypatch.setattr(kernel, "configs", kernel.configs[number : number + 1])
+    monkeypatch.setattr(kernel, "tuners", {})
+
+
 @runs
 @pytest.mark.parametrize("number", range(1, len(mapping_conv.CONV_BLOCKS)))
 def test_every_block_of_a_convolution(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED and number not in (3, 4):
         pytest.skip("to the interpreter, the same as another")
-    configs = mapping_conv._conv_configs()[number : number + 1]
-    monkeypatch.setattr(mapping_conv._conv_kernel, "configs", configs)
+    only(number, mapping_conv.CONV, monkeypatch)
     check(network([(19, 5)] if INTERPRETED else [(64, 64), (19, 5)]))
 
 
@@ -145,8 +152,7 @@ def test_every_block_of_a_convolution(number: int, monkeypatch: pytest.MonkeyPat
 def test_every_block_of_the_weights_gradient(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED and number not in (1, 3):
         pytest.skip("to the interpreter, the same as another")
-    configs = mapping_conv._wgrad_configs()[number : number + 1]
-    monkeypatch.setattr(mapping_conv._wgrad_kernel, "configs", configs)
+    only(number, mapping_conv.WGRAD, monkeypatch)
     check(network([(19, 5)] if INTERPRETED else [(64, 64), (19, 5)]))
 
 
@@ -195,21 +201,28 @@ def test_the_same_bits_every_time_and_compiled() -> None:
         assert a.stride() == c.stride()
 
 
+def with_kernels(model: nn.Module) -> list[Any]:
+    mapped = [layer for _, layer in binary_layers(model)]
+    for layer in mapped:
+        layer.fused_predict = partial(predict_fused, networks=1)
+    return mapped
+
+
 @runs
-def test_a_traced_step_uses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traced_step_uses_the_kernels() -> None:
     """In one graph, and the gradients of all mappings are parts of one tensor: nothing is copied."""
     torch._dynamo.reset()
-    monkeypatch.setattr(mapping, "kernels", True)
     model = network(SMALL)
 
     def total(mapped: Any) -> Tensor:
-        mapping._fill(mapped)
-        values = [b.forward(w).square().sum() + b.auxiliary_loss(w) for w, b in mapped]
-        for _, binarizer in mapped:
+        mapping.fill(mapped)
+        pairs = [(layer.weight, layer.weight_binarizer) for layer in mapped]
+        values = [b.forward(w).square().sum() + b.auxiliary_loss(w) for w, b in pairs]
+        for _, binarizer in pairs:
             binarizer.shared = None
         return sum(values, torch.zeros((), device=DEVICE))
 
-    mapped = [(layer.weight, layer.weight_binarizer) for _, layer in binary_layers(model)]
+    mapped = with_kernels(model)
     torch.compile(total, backend="aot_eager", fullgraph=True, dynamic=False)(mapped).backward()
     inner = [p for f in mappings(model) for p in f.parameters()]
     assert len({p.grad.untyped_storage().data_ptr() for p in inner if p.grad is not None}) == 1
@@ -225,7 +238,7 @@ def test_operators_keep_their_promises() -> None:
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(
         torch.ops.unflip.mapping.default,
-        (latent, parameters, [5], [3]),
+        (latent, parameters, [5], [3], 1),
         test_utils=(*tests, "test_autograd_registration"),
     )
     torch.library.opcheck(
@@ -233,24 +246,24 @@ def test_operators_keep_their_promises() -> None:
         ([latent, parameters],),
         test_utils=(*tests, "test_autograd_registration"),
     )
-    q, saved = torch.ops.unflip.mapping(latent.detach(), parameters.detach(), [5], [3])
+    q, saved = torch.ops.unflip.mapping(latent.detach(), parameters.detach(), [5], [3], 1)
     torch.library.opcheck(
         torch.ops.unflip.mapping_backward.default,
-        (q, latent.detach(), parameters.detach(), saved, [5], [3]),
+        (q, latent.detach(), parameters.detach(), saved, [5], [3], 1),
         test_utils=tests,
     )
 
 
 @runs
-def test_layers_that_are_not_covered_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "kernels", True)
+def test_layers_that_are_not_covered_take_the_plain_path() -> None:
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(4, 6, 5), nn.Conv2d(4, 6, 1))
     binarize(model, "lns", keep_first_and_last=False, quiet=True)
     model.to(DEVICE)
-    mapped = [(layer.weight, layer.weight_binarizer) for _, layer in binary_layers(model)]
-    assert [supports(b.mapping, w) for w, b in mapped] == [True, False, False]
-    mapping._fill(mapped)
-    for weight, binarizer in mapped:
+    mapped = with_kernels(model)
+    covered = [supports(layer.weight_binarizer.mapping, layer.weight) for layer in mapped]
+    assert covered == [True, False, False]
+    mapping.fill(mapped)
+    for weight, binarizer in ((layer.weight, layer.weight_binarizer) for layer in mapped):
         assert isinstance(binarizer, MappedSign)
         assert binarizer.shared is not None
         torch.testing.assert_close(
@@ -271,33 +284,20 @@ def test_what_is_not_supported() -> None:
 
 
 @runs
-def test_the_engine_compares_the_kernels_and_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Made:
-        """What the engine looks at of a learner."""
+def test_kernels_that_are_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network(SMALL[:1])
+    check_mapping(model, networks=1)
 
-        model = network(SMALL[:1])
-        recipe = type("Recipe", (), {"method": "lns", "model": "small"})
+    def slightly_off(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+        return tuple(1.0001 * q for q in predict_fused(*arguments, **options))
 
-    monkeypatch.setattr(mapping, "kernels", False)
-    made = object.__new__(engine.Engine)
-    learners: Any = [Made()]
-    made.learners = learners
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        made._map_together()
-    assert mapping.kernels
-
-    def slightly_off(*arguments: Any) -> tuple[Tensor, ...]:
-        return tuple(1.0001 * q for q in predict_fused(*arguments))
-
-    def without_gradient(*arguments: Any) -> tuple[Tensor, ...]:
-        return tuple(q - 0.1 * (q - q.detach()) for q in predict_fused(*arguments))
+    def without_gradient(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+        return tuple(q - 0.1 * (q - q.detach()) for q in predict_fused(*arguments, **options))
 
     for wrong, what in ((slightly_off, "prediction"), (without_gradient, "gradient 1")):
         monkeypatch.setattr(mapping_conv, "predict_fused", wrong)
-        with pytest.warns(UserWarning, match=rf"without our kernels.*{what} of 0 is off by"):
-            made._map_together()
-        assert not mapping.kernels
+        with pytest.raises(Mismatch, match=rf"{what} of 0 is off by"):
+            check_mapping(model, networks=1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,16 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip import layers, methods
+from unflip import methods
 from unflip.kernels import tuning
+from unflip.kernels.sign_conv import cuda_kernels, triton_launch
 from unflip.kernels.sign_conv import operator as sign_conv
-from unflip.kernels.sign_conv import triton_kernels as sign_conv_triton
-from unflip.kernels.sign_conv.operator import available, sign_conv2d, supports
+from unflip.kernels.sign_conv.layer import fused_product
+from unflip.kernels.sign_conv.operator import sign_conv2d, supports
+from unflip.kernels.tuning import available
 from unflip.layers import BinaryConv2d
-from unflip.train.engine import fused_sign_convolution
 
 DEVICE = "cpu" if tuning.INTERPRETED else "cuda"
 runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")
+# On a CUDA device both kinds of kernels are tried.
+CUDA = torch.cuda.is_available() and not tuning.INTERPRETED and cuda_kernels.allowed()
 every_kind = pytest.mark.parametrize("inputs", sign_conv.INPUTS)
 
 # images, channels in and out, height, width, kernel, stride, padding
@@ -115,7 +119,7 @@ def fused(
     function: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, signs = x.detach().requires_grad_(), signs.detach().requires_grad_()
-    y = (function or sign_conv2d)(x, signs, stride, padding, inputs)
+    y = (function or sign_conv2d)(x, signs, stride, padding, inputs, cuda=CUDA)
     grad_x, grad_signs = torch.autograd.grad(y, (x, signs), grad)
     return y.detach(), grad_x, grad_signs
 
@@ -156,28 +160,35 @@ def test_values_are_exact_and_gradients_right(shape: tuple[int, ...], inputs: st
     check(shape, inputs)
 
 
+def only(
+    number: int, kernel: tuning.Tuned, configs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave a kernel one of its blocks, by Triton alone."""
+    monkeypatch.setattr(kernel, "configs", configs[number : number + 1])
+    monkeypatch.setattr(kernel, "tuners", {})
+    monkeypatch.setattr(cuda_kernels, "covers", lambda *_: False)
+
+
 @runs
 @pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
-@pytest.mark.parametrize("number", range(len(sign_conv_triton.PIXEL_BLOCKS)))
+@pytest.mark.parametrize("number", range(len(triton_launch.PIXEL_BLOCKS)))
 def test_every_pixel_block(
     shape: tuple[int, ...], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if tuning.INTERPRETED and number in (1, 6, 7):
         pytest.skip("to the interpreter, the same as another")
-    for kernel in (sign_conv_triton._fprop_kernel, sign_conv_triton._dgrad_kernel):
-        configs = sign_conv_triton._pixel_configs()[number : number + 1]
-        monkeypatch.setattr(kernel, "configs", configs)
+    for kernel in (triton_launch.FPROP, triton_launch.DGRAD):
+        only(number, kernel, triton_launch.PIXEL_CONFIGS, monkeypatch)
     check(shape, "pm1")
 
 
 @runs
 @pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
-@pytest.mark.parametrize("number", range(len(sign_conv_triton.CHUNK_BLOCKS)))
+@pytest.mark.parametrize("number", range(len(triton_launch.CHUNK_BLOCKS)))
 def test_every_chunk_block(
     shape: tuple[int, ...], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configs = sign_conv_triton._chunk_configs()[number : number + 1]
-    monkeypatch.setattr(sign_conv_triton._wgrad_kernel, "configs", configs)
+    only(number, triton_launch.WGRAD, triton_launch.CHUNK_CONFIGS, monkeypatch)
     check(shape, "pm1")
 
 
@@ -186,7 +197,8 @@ def test_every_chunk_block(
 def test_any_number_of_chunks_covers_every_pixel_once(
     chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sign_conv_triton, "chunks", lambda *_: chunks)
+    monkeypatch.setattr(triton_launch, "chunks", lambda *_: chunks)
+    monkeypatch.setattr(cuda_kernels, "covers", lambda *_: False)
     check((5, 16, 16, 13, 11, 3, 1, 1), "pm1")
 
 
@@ -198,17 +210,16 @@ def test_chunks_fill_the_device_and_bound_the_partial_sums() -> None:
         (256, (224, 224), 1152, 128),
     ]:
         x = torch.empty(n, terms // 9, *size, device="meta")
-        chunks = sign_conv_triton.chunks(x, size, terms, outputs)
+        chunks = triton_launch.chunks(x, size, terms, outputs, 1)
         assert 1 <= chunks <= n * -(-size[0] * size[1] // 64)
-        assert chunks == 1 or chunks * terms * outputs <= sign_conv_triton.MOST_PARTIAL
+        assert chunks == 1 or chunks * terms * outputs <= triton_launch.MOST_PARTIAL
 
 
 def test_networks_side_by_side_share_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.empty(128, 16, 32, 32, device="meta")
     monkeypatch.setattr(tuning, "PROGRAMS_PER_SM", 64)
-    alone = sign_conv_triton.chunks(x, (32, 32), 144, 16)
-    monkeypatch.setattr(tuning, "side_by_side", 8)
-    assert 1 <= sign_conv_triton.chunks(x, (32, 32), 144, 16) <= alone // 4
+    alone = triton_launch.chunks(x, (32, 32), 144, 16, 1)
+    assert 1 <= triton_launch.chunks(x, (32, 32), 144, 16, 8) <= alone // 4
 
 
 @runs
@@ -231,7 +242,8 @@ def test_compiled_is_the_same(inputs: str) -> None:
 @pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
 def test_a_gradient_from_elsewhere_is_added(shape: tuple[int, ...], inputs: str) -> None:
     x, signs, grad = example(shape)
-    halves, rest = sign_conv.halves(signs), (*shape[-2:], sign_conv.INPUTS.index(inputs))
+    halves = sign_conv.halves(signs)
+    rest = (*shape[-2:], sign_conv.INPUTS.index(inputs), 1, CUDA)
     alone = sign_conv.input_gradient(grad, x, halves, *rest)
     plus = torch.linspace(-3, 3, x.numel()).to(alone).view(x.permute(0, 2, 3, 1).shape)
     plus = plus.permute(0, 3, 1, 2)
@@ -250,14 +262,18 @@ def test_operators_keep_their_promises(shape: tuple[int, ...]) -> None:
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(
         ops.sign_conv2d.default,
-        (x, signs.requires_grad_(), halves, stride, padding, 0),
+        (x, signs.requires_grad_(), halves, stride, padding, 0, 1, CUDA),
         test_utils=(*tests, "test_autograd_registration"),
     )
     torch.library.opcheck(
-        ops.sign_conv2d_dgrad.default, (grad, x, halves, stride, padding, 0), test_utils=tests
+        ops.sign_conv2d_dgrad.default,
+        (grad, x, halves, stride, padding, 0, 1, CUDA),
+        test_utils=tests,
     )
     torch.library.opcheck(
-        ops.sign_conv2d_wgrad.default, (grad, x, k, k, stride, padding, 0), test_utils=tests
+        ops.sign_conv2d_wgrad.default,
+        (grad, x, k, k, stride, padding, 0, 1, CUDA),
+        test_utils=tests,
     )
 
 
@@ -356,7 +372,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @runs
 @pytest.mark.parametrize("name", [*methods.names(), *OPTIONS])
 def test_a_layer_of_every_method_is_the_same_with_and_without_the_kernels(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
 ) -> None:
     torch.manual_seed(0)
     method = OPTIONS.get(name, name)
@@ -368,13 +384,13 @@ def test_a_layer_of_every_method_is_the_same_with_and_without_the_kernels(
     x = x.clamp(-3, 3)
 
     def run(product: Any) -> list[Tensor]:
-        monkeypatch.setattr(layers, "fused_product", product)
+        layer.fused_product = product
         leaf = x.clone().requires_grad_()
         with torch.autocast(DEVICE, torch.float16):
             y = layer(leaf)
         return [y, *torch.autograd.grad(y, [leaf, layer.weight, *shifts], grad.to(y.dtype))]
 
-    plain, fused_ = run(None), run(fused_sign_convolution)
+    plain, fused_ = run(None), run(partial(fused_product, networks=1, cuda=CUDA))
     # FDA adds a little noise to its signs while it trains: there sums are rounded, in another order
     same = (
         error(fused_[0], plain[0].double()) < 1e-3

@@ -1,4 +1,4 @@
-"""The CUDA C++ kernels of the binary convolution: values, gradients, edges, and who is asked to compute what.
+"""The CUDA C++ kernels of the binary convolution: values, gradients, edges, and the choice between them and Triton.
 
 On a CPU they are run by ``warp_emulator.h``; with a CUDA device, for real as well.
 """
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unflip.kernels import nvrtc, tuning
-from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
+from unflip.kernels.sign_conv import cuda_kernels
 from unflip.kernels.sign_conv import operator as sign_conv
 
 # images, channels in and out, height, width, rows that a warp walks down
@@ -113,7 +113,7 @@ def emulate(
     """The result, which does not depend on the order in which warps run."""
     n, c, o, h, w, rows = shape
     k, results = (o, c) if gradient else (c, o)
-    blocks, threads, shared = sign_conv_cuda.geometry(n, h, w, k, results, rows, gradient)
+    blocks, threads, shared = cuda_kernels.geometry(n, h, w, k, results, rows, gradient)
     outputs = []
     for backwards in (False, True):
         output = torch.full((n, results, h, w), math.nan, dtype=torch.float16)
@@ -157,8 +157,8 @@ def test_kernels_on_the_device_and_in_a_graph(shape: tuple[int, ...], kind: int)
 
     def run() -> tuple[Tensor, Tensor]:
         y, out = torch.empty_like(grad), torch.empty_like(x)
-        sign_conv_cuda.fprop(x, signs, y, kind, rows)
-        sign_conv_cuda.dgrad(grad, x, signs, None, out, kind, rows)
+        cuda_kernels.fprop(x, signs, y, kind, rows)
+        cuda_kernels.dgrad(grad, x, signs, None, out, kind, rows)
         return y, out
 
     def check(y: Tensor, found: Tensor) -> None:
@@ -185,112 +185,119 @@ def test_a_nan_spoils_nothing_else(emulated: Compile) -> None:
 
 
 def test_what_is_covered() -> None:
-    assert sign_conv_cuda.covers((16, 16, 3, 3), 1, 1)
-    assert sign_conv_cuda.covers((64, 32, 3, 3), 1, 1)
-    assert not sign_conv_cuda.covers((32, 16, 3, 3), 2, 1)
-    assert not sign_conv_cuda.covers((16, 16, 3, 3), 1, 0)
-    assert not sign_conv_cuda.covers((16, 16, 1, 1), 1, 1)
-    assert not sign_conv_cuda.covers((48, 48, 3, 3), 1, 1)
-    assert not sign_conv_cuda.covers((16, 3, 3, 3), 1, 1)
+    assert cuda_kernels.covers((16, 16, 3, 3), 1, 1)
+    assert cuda_kernels.covers((64, 32, 3, 3), 1, 1)
+    assert not cuda_kernels.covers((32, 16, 3, 3), 2, 1)
+    assert not cuda_kernels.covers((16, 16, 3, 3), 1, 0)
+    assert not cuda_kernels.covers((16, 16, 1, 1), 1, 1)
+    assert not cuda_kernels.covers((48, 48, 3, 3), 1, 1)
+    assert not cuda_kernels.covers((16, 3, 3, 3), 1, 1)
 
 
 def test_choices_of_rows() -> None:
-    assert sign_conv_cuda.choices(32) == [4, 8, 16, 32]
-    assert sign_conv_cuda.choices(7) == [4, 7]
-    assert sign_conv_cuda.choices(3) == [3]
-    assert sign_conv_cuda.choices(224) == [4, 8, 16, 32]
+    assert cuda_kernels.choices(32) == [4, 8, 16, 32]
+    assert cuda_kernels.choices(7) == [4, 7]
+    assert cuda_kernels.choices(3) == [3]
+    assert cuda_kernels.choices(224) == [4, 8, 16, 32]
 
 
-class Kernels:
-    """Counts who computes, and pretends how long that takes."""
+class Calls:
+    """Counts which kernels compute, and pretends how long that takes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[object, float]) -> None:
         self.calls: list[object] = []
-        monkeypatch.setattr(tuning, "_time", lambda call, _: [times[call() or self.calls.pop()]])
+        self.networks: list[int] = []
+
+        def pretend(call: Callable[[], object], _: object, networks: int) -> list[float]:
+            self.networks.append(networks)
+            return [times[call() or self.calls.pop()]]
+
+        monkeypatch.setattr(tuning, "_time", pretend)
         monkeypatch.setattr(tuning, "chosen_rows", {})
-        monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
-    def compute(self) -> None:
-        tuning.by_the_faster(("fprop", 16), 16, self.calls.append, self.by_triton)
+    def compute(self, networks: int = 1) -> None:
+        key = ("fprop", 16, networks)
+        tuning.by_the_faster(key, [4, 8, 16], self.calls.append, self.by_triton)
 
     def by_triton(self) -> None:
         self.calls.append("Triton")
 
 
 def test_the_faster_kernel_computes_and_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 6.0})
+    kernels = Calls(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 6.0})
     kernels.compute()
     monkeypatch.delattr(tuning, "_time")
     kernels.compute()
     assert kernels.calls == [8, 8]
-    sign_conv_cuda._enabled = False
-    kernels.compute()
-    assert kernels.calls == [8, 8, "Triton"]
 
 
 def test_noise_does_not_choose_a_kernel_that_compiled_code_depends_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times: dict[object, float] = {4: 3.0, 8: 2.0, 16: 1.95, "Triton": 1.9}
-    kernels = Kernels(monkeypatch, times)
+    kernels = Calls(monkeypatch, times)
     kernels.compute()
     assert kernels.calls == ["Triton"]
     kernels.calls.clear()
-    key = ("wgrad", 16)
+    key = ("wgrad", 16, 1)
     assert tuning.rows_for(key, [4, 8, 16], kernels.calls.append, kernels.by_triton) == 8
 
 
 def test_triton_computes_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 1.0})
+    kernels = Calls(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 1.0})
     kernels.compute()
     kernels.compute()
     assert kernels.calls == ["Triton", "Triton"]
 
 
-def test_another_number_of_networks_is_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "side_by_side", 1)
-    resets: list[bool] = []
-    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(True))
-    kernels = Kernels(monkeypatch, {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 6.0})
-    kernels.compute()
-    sign_conv.share_device(1)
-    assert tuning.chosen_rows
-    assert not resets
-    sign_conv.share_device(3)
-    assert tuning.side_by_side == 3
-    assert tuning.chosen_rows == {}
-    assert resets  # compiled code has the old number of partial sums in it
+def test_each_number_of_networks_has_its_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines of different sizes in one process do not change each other's choices."""
+    times: dict[object, float] = {4: 3.0, 8: 2.0, 16: 2.5, "Triton": 6.0}
+    kernels = Calls(monkeypatch, times)
+    kernels.compute(networks=1)
+    times[16] = 1.0
+    kernels.compute(networks=3)
+    kernels.compute(networks=1)
+    assert kernels.calls == [8, 16, 8]
+    assert kernels.networks == [1] * 4 + [3] * 4
+    monkeypatch.setattr(tuning, "chosen_rows", {("wgrad", 16, 1): 8, ("wgrad", 16, 3): 4})
+    assert tuning.graph_choices(3) == [(("wgrad", 16, 3), 4)]
 
 
 def test_nothing_is_timed_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = Kernels(monkeypatch, {})
+    kernels = Calls(monkeypatch, {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     kernels.compute()
     assert kernels.calls == ["Triton"]
     assert tuning.chosen_rows == {}
 
 
-def test_a_kernel_that_fails_is_switched_off_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kernels = Kernels(monkeypatch, {"Triton": 1.0})
+def test_a_kernel_that_fails_raises_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scope then tries again without CUDA C++: test_scope.py."""
+    kernels = Calls(monkeypatch, {"Triton": 1.0})
 
     def fails(rows: int) -> None:
         raise RuntimeError("no libnvrtc")
 
-    with pytest.warns(UserWarning, match=r"without our CUDA C\+\+ kernels.*failed: no libnvrtc"):
-        tuning.by_the_faster(("dgrad", 16), 16, fails, kernels.by_triton)
-    assert kernels.calls == ["Triton"]
-    assert not sign_conv_cuda.enabled()
+    with pytest.raises(RuntimeError, match="no libnvrtc"):
+        tuning.by_the_faster(("dgrad", 16, 1), [16], fails, kernels.by_triton)
+    assert tuning.chosen_rows == {}
+
+
+def test_they_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNFLIP_NVRTC", raising=False)
+    assert cuda_kernels.allowed()
+    monkeypatch.setenv("UNFLIP_NVRTC", "0")
+    assert not cuda_kernels.allowed()
 
 
 def test_without_nvrtc_the_reason_names_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "99.0")
-    with pytest.raises(RuntimeError, match=r"libnvrtc\.so\.99 is neither known here nor under"):
+    with pytest.raises(RuntimeError, match=r"libnvrtc\.so\.99 is neither in .* nor under"):
         nvrtc._preload_nvrtc()
 
 
-def test_the_kernels_are_beside_the_module_that_loads_them() -> None:
+def test_the_kernels_are_beside_the_module_that_launches_them() -> None:
     for file in ("sign_conv.cu", "sign_conv_wgrad.cu"):
-        assert (nvrtc.HERE / file).is_file()
+        assert (cuda_kernels.HERE / file).is_file()

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unflip.kernels import tuning
-from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
+from unflip.kernels.sign_conv import cuda_kernels, triton_launch
 from unflip.kernels.sign_conv import operator as sign_conv
-from unflip.kernels.sign_conv import triton_kernels as sign_conv_triton
 from unflip.kernels.sign_conv.cuda_kernels import Strips
 
 KINDS = {name: kind for kind, name in enumerate(sign_conv.INPUTS)}
@@ -42,9 +41,9 @@ def plan(
     c: int, h: int, w: int, kind: int, rows: int | None = None, warps: int = 4, tile: int = 32
 ) -> Strips:
     """By default as it is in training; other rows, warps and tiles have to be right as well."""
-    rows = rows or sign_conv_cuda.strip_choices(c, h, w)[0]
-    with mock.patch.multiple(sign_conv_cuda, STRIP_WARPS=warps, TILE=tile):
-        return sign_conv_cuda.strips(1, c, h, w, kind, rows)
+    rows = rows or cuda_kernels.strip_choices(c, h, w)[0]
+    with mock.patch.multiple(cuda_kernels, STRIP_WARPS=warps, TILE=tile):
+        return cuda_kernels.strips(1, c, h, w, kind, rows)
 
 
 # ------------------------------------------------------------------------------------------ emulator
@@ -175,15 +174,14 @@ def test_no_bank_conflict_and_no_product_in_vain(emulated: Compile, c: int, size
 
 def test_chunks_take_strips_in_even_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_processors", lambda x: 132)
-    for side_by_side in (1, 3, 15):
-        monkeypatch.setattr(tuning, "side_by_side", side_by_side)
+    for networks in (1, 3, 15):
         for images, c, size in ((128, 16, 32), (128, 32, 16), (128, 64, 8), (1, 64, 8), (5, 16, 7)):
             x = torch.empty(images, c, size, size, device="meta")
-            for rows in sign_conv_cuda.strip_choices(c, size, size):
-                number = sign_conv_cuda.strips(images, c, size, size, 0, rows).number
-                chunks = sign_conv._strip_chunks(x, 0, rows)
+            for rows in cuda_kernels.strip_choices(c, size, size):
+                number = cuda_kernels.strips(images, c, size, size, 0, rows).number
+                chunks = sign_conv._strip_chunks(x, 0, networks, rows)
                 assert 1 <= chunks <= number
-                assert chunks * 9 * c * c <= sign_conv_triton.MOST_PARTIAL
+                assert chunks * 9 * c * c <= triton_launch.MOST_PARTIAL
                 share = -(-number // chunks)
                 assert (chunks - 1) * share < number  # no chunk is empty
 
@@ -192,20 +190,19 @@ def test_compiled_code_knows_how_many_partial_sums_there_will_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, grad = (torch.empty(128, 16, 32, 32, dtype=torch.half, device="meta") for _ in range(2))
-    chunks = {"Triton": sign_conv_triton.chunks(x, (32, 32), 144, 16)}
-    chunks["CUDA"] = sign_conv._strip_chunks(x, 0, 8)
+    chunks = {"Triton": triton_launch.chunks(x, (32, 32), 144, 16, 1)}
+    chunks["CUDA"] = sign_conv._strip_chunks(x, 0, 1, 8)
     assert chunks["CUDA"] != chunks["Triton"]
 
-    def expected(kernel: int = 3) -> int:
+    def expected(kernel: int = 3, networks: int = 1, cuda: bool = True) -> int:
         op = torch.ops.unflip.sign_conv2d_wgrad
-        return int(op(grad, x, kernel, kernel, 1, kernel // 2, 0).shape[0])
+        return int(op(grad, x, kernel, kernel, 1, kernel // 2, 0, networks, cuda).shape[0])
 
-    monkeypatch.setattr(tuning, "chosen_rows", {sign_conv._key("wgrad", x, 16, 0): 8})
-    monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
+    monkeypatch.setattr(tuning, "chosen_rows", {sign_conv._key("wgrad", x, 16, 0, 1): 8})
     assert expected() == chunks["CUDA"]
-    assert expected(kernel=1) == sign_conv_triton.chunks(x, (32, 32), 16, 16)
-    monkeypatch.setattr(sign_conv_cuda, "_enabled", False)
-    assert expected() == chunks["Triton"]
+    assert expected(kernel=1) == triton_launch.chunks(x, (32, 32), 16, 16, 1)
+    assert expected(cuda=False) == chunks["Triton"]
+    assert expected(networks=3) == triton_launch.chunks(x, (32, 32), 144, 16, 3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -214,11 +211,11 @@ def test_compiled_code_knows_how_many_partial_sums_there_will_be(
 def test_on_the_device_and_in_a_graph(c: int, size: int, kind: int) -> None:
     g, x = (values.cuda() for values in example(5, c, size, size))
     grad, images = (values.permute(0, 3, 1, 2) for values in (g, x))
-    for rows in sign_conv_cuda.strip_choices(c, size, size):
-        found = sign_conv._wgrad_by_cuda(grad, images, kind, rows)
+    for rows in cuda_kernels.strip_choices(c, size, size):
+        found = sign_conv._wgrad_by_cuda(grad, images, kind, 1, rows)
         assert torch.equal(found.double().sum(0), reference(g, x, kind))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = sign_conv._wgrad_by_cuda(grad, images, kind, rows)
+            found = sign_conv._wgrad_by_cuda(grad, images, kind, 1, rows)
         graph.replay()
         assert torch.equal(found.double().sum(0), reference(g, x, kind))

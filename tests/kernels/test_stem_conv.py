@@ -7,8 +7,6 @@ there.
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.data import ImageSet
-from unflip.kernels import stem_conv
-from unflip.kernels.sign_conv import operator as sign_conv
-from unflip.kernels.sign_conv import triton_kernels as sign_conv_triton
+from unflip.kernels import Trial, stem_conv
+from unflip.kernels.check import Mismatch, check_stems
+from unflip.kernels.sign_conv import triton_launch
 from unflip.kernels.stem_conv import by_kernel, may_be_stem, stem_conv2d, supports
-from unflip.kernels.tuning import INTERPRETED, available, power
-from unflip.train import engine, load_recipe
-from unflip.train.engine import Engine, check_stems
-from unflip.train.learner import Learner, build_model
+from unflip.kernels.tuning import INTERPRETED, Tuned, available, power
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")
@@ -117,13 +111,13 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
     size, c, o, k, stride, padding = shape
     x = torch.empty(1, c, size, size)
     layer = {
-        **sign_conv_triton._geometry(x, (o, c, k, k), stride, padding, 2),
-        "PART": sign_conv_triton._part(c),
+        **triton_launch._geometry(x, (o, c, k, k), stride, padding, 2),
+        "PART": triton_launch._part(c),
         "BLOCK_O": power(o, 128),
     }
     for kernel, configs in (
-        (sign_conv_triton._fprop_kernel.fn, sign_conv_triton._pixel_configs()),
-        (sign_conv_triton._wgrad_kernel.fn, sign_conv_triton._chunk_configs()),
+        (triton_launch.FPROP.kernel, triton_launch.PIXEL_CONFIGS),
+        (triton_launch.WGRAD.kernel, triton_launch.CHUNK_CONFIGS),
     ):
         config = configs[1]
         constants = {**layer, **config.kwargs}
@@ -138,20 +132,24 @@ def test_values_and_gradients(shape: tuple[int, ...]) -> None:
     check(shape)
 
 
+def only(number: int, kernel: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a kernel one of its blocks."""
+    monkeypatch.setattr(kernel, "configs", kernel.configs[number : number + 1])
+    monkeypatch.setattr(kernel, "tuners", {})
+
+
 @runs
-@pytest.mark.parametrize("number", range(len(sign_conv_triton.PIXEL_BLOCKS)))
+@pytest.mark.parametrize("number", range(len(triton_launch.PIXEL_BLOCKS)))
 def test_every_pixel_block(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = sign_conv_triton._pixel_configs()[number : number + 1]
-    monkeypatch.setattr(sign_conv_triton._fprop_kernel, "configs", configs)
+    only(number, triton_launch.FPROP, monkeypatch)
     for shape in FEW_SHAPES:
         check(shape)
 
 
 @runs
-@pytest.mark.parametrize("number", range(len(sign_conv_triton.CHUNK_BLOCKS)))
+@pytest.mark.parametrize("number", range(len(triton_launch.CHUNK_BLOCKS)))
 def test_every_chunk_block(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = sign_conv_triton._chunk_configs()[number : number + 1]
-    monkeypatch.setattr(sign_conv_triton._wgrad_kernel, "configs", configs)
+    only(number, triton_launch.WGRAD, monkeypatch)
     for shape in FEW_SHAPES:
         check(shape)
 
@@ -161,7 +159,7 @@ def test_every_chunk_block(number: int, monkeypatch: pytest.MonkeyPatch) -> None
 def test_any_number_of_chunks_covers_every_pixel_once(
     chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sign_conv_triton, "chunks", lambda *_: chunks)
+    monkeypatch.setattr(triton_launch, "chunks", lambda *_: chunks)
     check((5, 3, 16, 13, 11, 3, 1, 1))
 
 
@@ -213,7 +211,7 @@ def test_refusals_name_the_reason() -> None:
         stem_conv2d(half.float(), weight, 1, 1)
     with pytest.raises(ValueError, match="9 channels are more than 8"):
         stem_conv2d(half.expand(3, 3, 4, 4).reshape(1, 9, 4, 4), torch.zeros(16, 9, 3, 3), 1, 1)
-    with pytest.raises(ValueError, match="588 terms a sum are more than 512"):
+    with pytest.raises(ValueError, match="588 terms per sum are more than 512"):
         stem_conv2d(half, torch.zeros(16, 3, 14, 14), 1, 7)
     with pytest.raises(ValueError, match="the input requires a gradient"):
         stem_conv2d(half.requires_grad_(), weight, 1, 1)
@@ -227,7 +225,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the inputs that were given to stem_conv2d, in whose place a plain convolution stands."""
     seen: list[tuple[int, ...]] = []
 
-    def plain(x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:
+    def plain(x: Tensor, weight: Tensor, stride: Any, padding: Any, *, networks: int) -> Tensor:
         seen.append(tuple(x.shape))
         return F.conv2d(x, weight.half(), stride=stride, padding=padding)
 
@@ -295,36 +293,37 @@ def test_what_the_kernels_do_not_cover_stays_plain(calls: list[tuple[int, ...]])
     assert x.grad is not None
 
 
-def learner(data: ImageSet, seed: int, device: str = DEVICE) -> Learner:
-    recipe = load_recipe("digits-dorefa", ["model.width=8", "batch_size=4"])
-    where = torch.device(device)
-    made = Learner(recipe, build_model(recipe, data, seed), data.source(where), where)
-    made.half = True
-    made.start_epoch(seed, 0, 1.0)
-    return made
-
-
-def test_a_step_takes_the_kernels_and_evaluation_does_not(
-    digits: ImageSet, calls: list[tuple[int, ...]]
-) -> None:
-    made = learner(digits, 0, "cpu")
-    state, accuracy = made.snapshot(), [made.evaluate(exact=exact) for exact in (True, False)]
-    names = set(vars(made.model.conv1))
-    made.stems = list(engine._stems(made).values())
-    assert made.stems == [made.model.conv1]
-    made.backward()
-    assert calls == [(4, 1, 8, 8)]
-    assert made.state().keys() == state.keys()
-    made.restore(state)
-    assert [made.evaluate(exact=exact) for exact in (True, False)] == accuracy
+def test_in_evaluation_a_stem_is_plain(calls: list[tuple[int, ...]]) -> None:
+    stem, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)
+    expected = in_half(stem, x)
+    with by_kernel([stem]):
+        stem.eval()
+        assert torch.equal(in_half(stem, x), expected)
+        assert not calls
+        stem.train()
+        in_half(stem, x)
     assert len(calls) == 1
-    assert set(vars(made.model.conv1)) == names
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(made.model.conv1)))
-    assert set(vars(twin)) == names
+
+
+def test_a_step_uses_the_kernels_and_a_state_dict_does_not_change(
+    make_trial: Callable[..., Trial], calls: list[tuple[int, ...]]
+) -> None:
+    trial = make_trial()
+    stems = stem_conv.stems(trial.model)
+    assert list(stems) == ["conv1"]
+    state = trial.snapshot()
+    with by_kernel(stems.values()):
+        trial.run()
+        assert calls == [(2, 1, 8, 8)]
+        assert trial.snapshot().keys() == state.keys()
+    trial.run()
+    assert len(calls) == 1
 
 
 @runs
-def test_seeds_share_one_compiled_step_and_have_their_own_gradients(digits: ImageSet) -> None:
+def test_seeds_share_one_compiled_step_and_have_their_own_gradients(
+    make_trial: Callable[..., Trial],
+) -> None:
     torch._dynamo.reset()
     graphs: list[str] = []
 
@@ -332,59 +331,47 @@ def test_seeds_share_one_compiled_step_and_have_their_own_gradients(digits: Imag
         graphs.append(str(graph.graph))
         return graph.forward
 
-    seeds = [learner(digits, seed) for seed in range(3)]
-    for made in seeds:
-        made.stems = list(engine._stems(made).values())
-        made.backward()
-        expected = made.model.conv1.weight.grad
-        made.losses = torch.compile(made.planned_losses, dynamic=False, backend=backend)
-        made.backward()
-        assert error(made.model.conv1.weight.grad, expected.double()) < 0.01
-    seeds[0].backward()
-    assert len(graphs) == 1
-    assert graphs[0].count("unflip.sign_conv2d") == 1
-    seeds[0].stems = []  # what has been compiled with the kernels is not used without
-    seeds[0].backward()
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return in_half(model, x).float().square().mean()
+
+    def gradient(model: Any, function: Callable[..., Tensor]) -> Tensor:
+        return torch.autograd.grad(function(model, x), model.conv1.weight)[0]
+
+    x = torch.randn(2, 1, 8, 8, device=DEVICE)
+    compiled = torch.compile(loss, dynamic=False, backend=backend)
+    models = [make_trial(seed=seed, device=DEVICE).model for seed in range(3)]
+    with by_kernel(stem for model in models for stem in stem_conv.stems(model).values()):
+        for model in models:
+            expected = gradient(model, loss)
+            assert error(gradient(model, compiled), expected.double()) < 0.01
+        gradient(models[0], compiled)
+        assert len(graphs) == 1
+        assert graphs[0].count("unflip.sign_conv2d") == 1
+    gradient(
+        models[0], compiled
+    )  # code that was compiled with the kernels is not used without them
     assert len(graphs) == 2
     assert "unflip.sign_conv2d" not in graphs[1]
 
 
 @runs
-def test_the_engine_compares_and_then_uses_the_kernels(digits: ImageSet) -> None:
-    made = learner(digits, 0)
-    before = made.snapshot()
-    check_stems(made)
-    assert all(torch.equal(v, before[k]) for k, v in made.state().items())
-    made.backward()
-    plain = made.model.conv1.weight.grad
-    running = Engine([made], compiled=False, captured=False)
-    running._take_stems()
-    assert made.stems == [made.model.conv1]
-    made.backward()
-    found = made.model.conv1.weight.grad
-    # A rounding changes a sign here and there, and with it what comes back
-    assert torch.nn.functional.cosine_similarity(found.flatten(), plain.flatten(), dim=0) > 0.9
+def test_the_kernels_agree_with_torch_on_a_network(make_trial: Callable[..., Trial]) -> None:
+    trial = make_trial(device=DEVICE)
+    before = trial.snapshot()
+    check_stems(trial, networks=1)
+    assert all(torch.equal(v, before[k]) for k, v in trial.snapshot().items())
 
 
 @pytest.mark.parametrize("wrong", ["output", "weight's gradient"])
-def test_kernels_that_are_wrong_are_not_used(
-    wrong: str, digits: ImageSet, monkeypatch: pytest.MonkeyPatch
+def test_kernels_that_are_wrong_are_found(
+    wrong: str, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def bent(x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:
+    def bent(x: Tensor, weight: Tensor, stride: Any, padding: Any, *, networks: int) -> Tensor:
         y = F.conv2d(x, weight.half(), stride=stride, padding=padding)
         return y * 1.1 if wrong == "output" else y.detach() + (y - y.detach()) * 1.1
 
     monkeypatch.setattr(stem_conv, "stem_conv2d", bent)
-    monkeypatch.setattr(sign_conv, "available", lambda: True)
-    made = learner(digits, 0, "cpu")
-    running = Engine([made], compiled=False, captured=False)
-    with pytest.warns(UserWarning, match=f"first convolution, because ours failed: {wrong} of con"):
-        running._take_stems()
-    assert made.stems == []
-    running.step()
-
-
-def test_training_in_full_precision_has_no_stems(digits: ImageSet) -> None:
-    made = learner(digits, 0, "cpu")
-    made.half = False
-    assert engine._stems(made) == {}
+    trial = make_trial()
+    with pytest.raises(Mismatch, match=f"{wrong} of conv1 is off by"):
+        check_stems(trial, networks=1)
+    assert "forward" not in vars(trial.model.conv1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
-import inspect
 import shutil
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from unflip import auxiliary_loss, binarize, layers, methods
+from unflip import auxiliary_loss, binarize, methods
 from unflip.data import ImageSet
-from unflip.kernels import nvrtc, tuning
-from unflip.kernels.sign_conv import cuda_kernels as sign_conv_cuda
+from unflip.kernels import check, scope, tuning
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.layers import binary_layers
 from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
@@ -31,15 +29,6 @@ from unflip.train.engine import Engine, check_straight_through
 from unflip.train.learner import Learner
 
 CPU = torch.device("cpu")
-# Whoever imports Triton has kernels, or makes them: a new file of that kind is found, too.
-OF_KERNELS = {
-    "sign_conv",
-    "sign_conv_triton",
-    "sign_conv_cuda",
-    "tuning",
-    "stem_conv",
-    "mapping",
-} | {path.stem for path in nvrtc.HERE.glob("*.py") if "import triton" in path.read_text("utf-8")}
 
 
 def network(method: Any) -> nn.Module:
@@ -126,27 +115,86 @@ def learner(digits: ImageSet, name: str = "digits-dorefa") -> Learner:
 def test_on_a_cpu_steps_are_eager_and_no_one_is_warned(digits: ImageSet) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        engine = Engine([learner(digits)], compiled=True, captured=True)
-        engine.step()
+        with Engine([learner(digits)], compiled=True, captured=True) as engine:
+            engine.step()
     assert engine.mode == "eager"
     assert engine.graph is None
 
 
 @pytest.mark.usefixtures("quick_compiler")
-def test_when_compiling_fails_training_goes_on_eager_and_says_why(
+def test_when_compiling_fails_training_continues_eagerly_and_warns(
     monkeypatch: pytest.MonkeyPatch, digits: ImageSet
 ) -> None:
-    engine = Engine([learner(digits)], compiled=False, captured=False)
     dropped(LayerMeanSign, monkeypatch)
-    with pytest.warns(UserWarning, match=r"without torch\.compile, because it failed: .*gradient"):
-        engine._compile()
-    assert engine.mode == "eager"
-    engine.step()
-    assert engine.learners[0].position.item() == 1
+    with Engine([learner(digits)], compiled=False, captured=False) as engine, ExitStack() as stack:
+        with pytest.warns(UserWarning, match=r"torch\.compile, because it failed: .*gradient"):
+            engine._compile(stack)
+        assert engine.mode == "eager"
+        engine.step()
+        assert engine.learners[0].position.item() == 1
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are attached and steps compiled as on a GPU; nothing calls the kernels in full precision."""
+    monkeypatch.setattr(tuning, "available", lambda: True)
+    monkeypatch.setattr(tuning, "runs_on", lambda device: True)
+    for name in ("check_product", "check_stems", "check_norm", "check_mapping"):
+        monkeypatch.setattr(check, name, lambda *_: None)
+
+
+def settings() -> tuple[object, ...]:
+    cudnn = torch.backends.cudnn
+    return cudnn.benchmark, cudnn.allow_tf32, torch._dynamo.config.cache_size_limit
+
+
+def kernels_of(learner: Learner) -> set[Any]:
+    return {layer.fused_product for _, layer in binary_layers(learner.model)}
+
+
+@pytest.mark.usefixtures("quick_compiler", "as_on_a_gpu")
+def test_two_engines_in_one_process_do_not_influence_each_other(digits: ImageSet) -> None:
+    before, one, others = settings(), learner(digits), [learner(digits, "digits-lns")] * 2
+    with Engine([one], compiled=False, captured=False) as engine, ExitStack() as stack:
+        engine._compile(stack)
+        (kernel,) = kernels_of(one)
+        assert kernel.keywords["networks"] == 1
+        assert kernels_of(others[0]) == {None}
+        with Engine(others, compiled=False, captured=False) as second:
+            (other,) = kernels_of(others[0])
+            assert other.keywords["networks"] == 2
+            assert second.mode == "eager"
+        assert kernels_of(one) == {kernel}
+        assert kernels_of(others[0]) == {None}
+        assert engine.mode == "compiled"
+        engine.step()
+    assert kernels_of(one) == {None}
+    assert settings() == before
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_an_engine_restores_everything_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, digits: ImageSet
+) -> None:
+    """In a step, and while it gets ready: Ctrl-C is not caught, as a failing kernel is."""
+    before, one = settings(), learner(digits)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(ZeroDivisionError), Engine([one], compiled=False, captured=False):
+        raise ZeroDivisionError
+    assert kernels_of(one) == {None}
+    assert settings() == before
+    monkeypatch.setattr(check, "check_norm", interrupted)
+    with pytest.raises(KeyboardInterrupt), Engine([one], compiled=False, captured=False):
+        pytest.fail("the engine was entered")
+    assert kernels_of(one) == {None}
+    assert settings() == before
 
 
 def test_code_compiled_for_other_kernels_is_not_taken_from_the_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, digits: ImageSet
 ) -> None:
     """The gradient of the signs is a sum of partial sums, as many as were fastest: no graph says how many.
 
@@ -154,63 +202,30 @@ def test_code_compiled_for_other_kernels_is_not_taken_from_the_disk(
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     x = torch.empty(8, 16, 16, 16, dtype=torch.half, device="meta")
-    monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
+    kernels = Engine([learner(digits)], compiled=True, captured=False).kernels
+    kernels.cuda = True
     hits = []
     for rows in (0, 8, 8):
-        monkeypatch.setattr(tuning, "chosen_rows", {sign_conv._key("wgrad", x, 16, 0): rows})
+        monkeypatch.setattr(tuning, "chosen_rows", {sign_conv._key("wgrad", x, 16, 0, 1): rows})
         torch.compiler.reset()
         counters.clear()
         weight = torch.ones(3, requires_grad=True)
-        with torch.compiler.config.patch(cache_key_tag=engines.cache_tag()):
+        with torch.compiler.config.patch(cache_key_tag=engines.cache_tag(kernels)):
             torch.compile(lambda w: (w * w).sum())(weight).backward()
         hits.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert hits == [0, 0, 1]
 
 
-@pytest.mark.parametrize("name", sorted(OF_KERNELS))
-def test_another_source_of_kernels_is_another_tag(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_without_a_tag_nothing_is_taken_from_the_disk(
+    monkeypatch: pytest.MonkeyPatch, digits: ImageSet
 ) -> None:
-    module = importlib.import_module(f"unflip.train.{name}")
-    before, source = engines.cache_tag(), inspect.getsource
-    changed = {module: source(module) + "# changed"}
-    monkeypatch.setattr(engines.inspect, "getsource", lambda m: changed.get(m) or source(m))
-    assert engines.cache_tag() != before
-
-
-def test_without_a_tag_nothing_is_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_sources(_: object) -> str:
-        raise OSError("could not get source code")
+        raise OSError("could not read the sources")
 
-    monkeypatch.setattr(engines.inspect, "getsource", no_sources)
-    with engines._tagged():
+    monkeypatch.setattr(scope.Kernels, "fingerprint", no_sources)
+    kernels = Engine([learner(digits)], compiled=True, captured=False).kernels
+    with engines._tagged(kernels):
         assert torch._inductor.config.force_disable_caches
-
-
-@pytest.mark.parametrize("triton_is_right", [True, False])
-def test_fused_kernels_that_disagree_are_given_up_one_by_one(
-    triton_is_right: bool, monkeypatch: pytest.MonkeyPatch, digits: ImageSet
-) -> None:
-    """First those of CUDA C++, and Triton's only if they are wrong too."""
-    engine = Engine([learner(digits)], compiled=False, captured=False)
-
-    def check(_: Learner) -> None:
-        if sign_conv_cuda.enabled() or not triton_is_right:
-            raise RuntimeError("output of conv1 is off by 7")
-
-    monkeypatch.setattr(layers, "fused_product", None)
-    monkeypatch.setattr(sign_conv, "available", lambda: True)
-    monkeypatch.setattr(sign_conv_cuda, "_enabled", True)
-    monkeypatch.setattr(engines, "check_fused", check)
-    with pytest.warns(UserWarning, match="off by 7") as warned:
-        engine._fuse()
-    messages = [str(warning.message) for warning in warned]
-    assert "without our CUDA C++ kernels, because output of conv1 is off by 7" in messages[0]
-    assert (layers.fused_product is not None) == triton_is_right
-    if triton_is_right:
-        assert len(messages) == 1
-    else:
-        assert "with cuDNN's convolutions, because ours failed: output of conv1" in messages[1]
 
 
 @pytest.mark.parametrize(("name", "steps"), [("digits-dorefa", 3), ("digits-lns", 1)])

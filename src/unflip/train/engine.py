@@ -35,8 +35,8 @@ class Engine:
     def __enter__(self) -> Engine:
         with ExitStack() as scope:
             scope.enter_context(self.kernels)
+            scope.callback(self._run_eagerly)
             if self.learners[0].device.type == "cuda":
-                scope.callback(self._run_eagerly)
                 if self.compiled:
                     self._compile(scope)
                 if self.captured:

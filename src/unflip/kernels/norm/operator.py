@@ -333,7 +333,7 @@ def _backward_both(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]
     grad = grad.to(torch.float16).contiguous(memory_format=torch.channels_last)
     of_y, small = _gradients(grad, *norm, ctx.eps, ctx.networks)
     of_x = sign_conv.input_gradient(of_y, x, halves, *ctx.convolution, grad)
-    of_signs = sign_conv.sign_gradient(of_y, x, halves.shape, *ctx.convolution, ctx.signs_dtype)
+    of_signs = sign_conv.sign_gradient(of_y, x, halves.shape, ctx.signs_dtype, *ctx.convolution)
     of_norm = *_if_given(norm[2:4], small), small[0], small[1], None, None, None, None
     return of_x, of_signs, None, None, None, None, *of_norm
 

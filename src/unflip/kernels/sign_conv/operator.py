@@ -365,14 +365,14 @@ def sign_gradient(
     grad: Tensor,
     x: Tensor,
     shape: Sequence[int],
+    dtype: torch.dtype,
     stride: int,
     padding: int,
     kind: int,
     networks: int,
     cuda: bool,
-    dtype: torch.dtype,
 ) -> Tensor:
-    """The gradient of signs of that shape.
+    """The gradient of signs of that shape and dtype.
 
     The partial sums are added outside the operator, where the compiler can fuse the sum with the next operations.
     """
@@ -393,7 +393,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         grad_x = input_gradient(grad, x, halves, *ctx.options)
     if ctx.needs_input_grad[1]:
-        grad_signs = sign_gradient(grad, x, halves.shape, *ctx.options, ctx.signs_dtype)
+        grad_signs = sign_gradient(grad, x, halves.shape, ctx.signs_dtype, *ctx.options)
     return grad_x, grad_signs, *[None] * 6
 
 

@@ -1,8 +1,9 @@
-// The forward product and the input gradient of sign_conv.py for 3×3 taps, stride 1 and padding 1, in CUDA C++.
+// The forward product and the input gradient of operator.py for 3×3 taps, stride 1 and padding 1, in CUDA C++.
 //
-// A product that is fed through shared memory moves every value four times and waits at barriers. Here a lane loads
-// its part of a tensor core's operand from global memory right into registers, where the other operand, the signs of
-// 16 output channels, stays for the life of the warp. Shared memory only brings the signs to a block's warps, once.
+// A product whose operands pass through shared memory moves every value four times and waits at barriers. Here a lane
+// loads its part of a tensor core's operand from global memory directly into registers. The other operand, the signs of
+// 16 output channels, stays in registers for the life of the warp. Shared memory is used once, to distribute the signs
+// to the warps of a block.
 //
 // mma.m16n8k16: a lane is (g, t) = (lane / 4, lane % 4), and holds two numbers per register.
 //
@@ -14,33 +15,33 @@
 //    row g+8 │   a1   │   a3   │                      │ b1 │                row g+8 │  c2 c3 │
 //            └────────┴────────┘                      └────┘                        └────────┘
 //
-// Which channel is which k is free, if both operands agree: lane t takes adjacent ones, so that what it needs of a
-// pixel is one load of 8 or 16 bytes (two for 64 channels), and a warp's loads are whole sectors. Which channel is
-// which n is free too: with n = g of the two products side by side being the channels 2g and 2g + 1, a lane's sums
-// c0, c1 of both are the channels 4t ... 4t + 3 of a pixel, 8 bytes to store.
+// Channels can be assigned to k in any order, as long as both operands agree. Lane t takes adjacent channels, so that
+// it needs one load of 8 or 16 bytes per pixel (two for 64 channels), and the loads of a warp are whole sectors.
+// Channels can be assigned to n in any order too. In the two products side by side, n = g stands for the channels 2g
+// and 2g + 1. A lane's sums c0, c1 of both are then the channels 4t ... 4t + 3 of a pixel, 8 bytes to store.
 //
 //     k of a lane t:  16 channels: 4t + (0 1 | 2 3)     the first pair is 2t, 2t + 1, the second 2t + 8, 2t + 9
 //                     32:          8t + (0 1 | 2 3), 8t + 4 + ...
 //                     64:          8t + (0 1 | 2 3), 8t + 4 + ..., 32 + 8t + ..., 32 + 8t + 4 + ...
 //
-// The 16 rows of a product are 16 adjacent columns of images, counted through all images (column = image · W + w). A
-// warp walks down its columns. Each row of pixels is loaded once for each kw, ahead of its use, and is multiplied with
+// The 16 rows of a product are 16 adjacent columns of images, numbered across all images (column = image · W + w). A
+// warp walks down its columns. Each row of pixels is loaded once for each kw, before it is used, and is multiplied with
 // all three kh, for the sums of the output rows above, here and below:
 //
 //     pixels of row r   × signs of kh = 2  → sum of output row r − 1, which is complete and stored
 //                       × signs of kh = 1  → sum of output row r
 //                       × signs of kh = 0  → sum of output row r + 1, which begins
 //
-// Walking down, a lane's columns stay, and with them which taps are left or right of the image. Above and below the
-// image nothing is multiplied.
+// While a lane walks down, its columns stay the same, and so do the taps that are left or right of the image. Rows above
+// and below the image are not multiplied.
 //
 // The input gradient is the same walk over the output's gradient, with the taps mirrored, K and N exchanged, real
-// values for the left side, and the mask of the straight-through gradient at the end. The gradient that x has from
-// elsewhere, through a shortcut, can be added then.
+// values for the left side, and the mask of the straight-through gradient at the end. A gradient that x receives
+// through a shortcut can be added there.
 //
 // Constants: H, W, K and N (channels of the sum and of the result), KIND (an index of INPUTS), GRADIENT (0; 1; 2: plus
 // another gradient).
-// The tests compile this file with g++, too: an emulator of a warp then brings the instructions.
+// The tests also compile this file with g++, against an emulator of a warp that provides the instructions.
 
 // ---------------------------------------------------------------------------------------- instructions
 
@@ -90,7 +91,7 @@ SHARED_MEMORY(uint4, shared_memory);
 
 constexpr int GROUP = 16;               // output channels of a warp
 constexpr int GROUPS = N / GROUP;       // warps that share pixels
-constexpr int WARPS = K == 64 ? 8 : 4;  // of a block; sign_conv_cuda.geometry knows it too
+constexpr int WARPS = K == 64 ? 8 : 4;  // of a block; cuda_kernels.geometry must agree
 constexpr int STRIPS = WARPS / GROUPS;  // of 16 columns, in a block
 constexpr int THREADS = 32 * WARPS;
 constexpr int CHUNKS = K / 16;             // products for one tap
@@ -103,11 +104,11 @@ constexpr bool ADDS = GRADIENT == 2;
 constexpr unsigned ONES = 0x3C003C00u;    // 1.0, twice
 constexpr unsigned HALVES = 0x38003800u;  // 1/2, twice
 constexpr unsigned SIGN_BITS = 0x80008000u;
-// With fewer registers than this leaves, the compiler would load a row when it is needed, not one ahead.
+// With fewer registers than this leaves, the compiler would load a row only when it is needed.
 constexpr int BLOCKS_PER_SM = K == 16 ? 4 : K == 32 ? 3 : 1;
 
-// Signs in shared memory, in pieces of 16 bytes: a row for each output channel, and rows shifted so that lanes that
-// read at the same time read from different banks.
+// Signs in shared memory, in pieces of 16 bytes: one row per output channel. Rows are shifted, so that lanes that read
+// at the same time read from different banks.
 constexpr int SIGN_ROWS = GRADIENT ? K : N;
 constexpr int ROW_PIECES = 9 * (GRADIENT ? N : K) / 8;
 constexpr int SHIFT_EVERY = GRADIENT ? ADJACENT : 2;
@@ -201,7 +202,7 @@ INLINE void take_signs_transposed(Signs& signs, int group, int g, int t) {
 // `load` and `store`: the first rows that are loaded and stored.
 INLINE Column column_at(int number, int images, int load, int store, int channel, int result_channel) {
   Column column;
-  number = min(number, images * W - 1);  // past the end, the last one is computed and stored again
+  number = min(number, images * W - 1);  // past the end, the last column is computed and stored again
   const int image = number / W, w = number % W;
   column.has_left = w > 0;
   column.has_right = w < W - 1;
@@ -261,7 +262,7 @@ INLINE void load_results(uint2 (&here)[2], const uint2* __restrict__ there, cons
   for (int i = 0; i < 2; ++i) here[i] = there[columns[i].result];
 }
 
-// Without a branch around it all: the compiler would move the loads of x into it, to where they are needed.
+// No branch around all of it: the compiler would move the loads of x into the branch, too close to their use.
 INLINE void store(uint2* __restrict__ output, const Column (&columns)[2], const Sums& sums, const uint2 (&x)[2],
                   const uint2 (&plus)[2], bool complete) {
 #pragma unroll
@@ -281,8 +282,8 @@ INLINE void store(uint2* __restrict__ output, const Column (&columns)[2], const 
   }
 }
 
-// A warp: 16 output channels of `rows` rows of 16 columns. `input` is x, or the output's gradient, whose mask is from
-// `x`, and to which `plus` is added. There are ceil(images · W / 16) · ceil(H / rows) such pieces, STRIPS a block.
+// A warp computes 16 output channels of `rows` rows of 16 columns. `input` is x, or the gradient of the output; then the
+// mask comes from `x`, and `plus` is added. There are ceil(images · W / 16) · ceil(H / rows) such pieces, STRIPS per block.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     convolve(const unsigned short* __restrict__ input, const uint4* __restrict__ all_signs, const uint2* __restrict__ x,
              const uint2* __restrict__ plus, uint2* __restrict__ output, int images, int rows) {

@@ -15,31 +15,32 @@
 //              │0│                        │0│          │                        │
 //              └─┴────────────────────────┴─┘          └────────────────────────┘
 //
-//     a step down:   3 loads of x (ldmatrix, 16 pixels × 16 channels), each a pixel further to the right
+//     per step down: 3 loads of x (ldmatrix, 16 pixels × 16 channels), each one pixel further to the right
 //                    1 load of g, the row below; the other two rows are still in registers
 //                    3 × 3 taps × 2 products (mma m16n8k16: rows o, columns c, summed over 16 pixels)
 //
-// Images of up to 8 columns go in pairs: 8 pixels of one and 8 of the other make the 16.
+// Images of up to 8 columns are taken in pairs: 8 pixels of one and 8 of the other make the 16.
 //
 // In shared memory, 8 channels of all pixels make a plane. Eight pixels in a row are 128 adjacent bytes, without bank
-// conflicts wherever they begin, so that another tap is another constant in the address, and nothing else.
+// conflicts wherever they begin, so that taps differ only in a constant of the address.
 //
 //        plane 0: channels 0–7                plane 1: channels 8–15
 //       ┌───────┬───────┬───────┬─ ─         ┌───────┬───────┬───────┬─ ─
-//       │ p = 0 │ p = 1 │ p = 2 │            │ p = 0 │ p = 1 │ p = 2 │          16 bytes a piece
+//       │ p = 0 │ p = 1 │ p = 2 │            │ p = 0 │ p = 1 │ p = 2 │          16 bytes each
 //       └───────┴───────┴───────┴─ ─         └───────┴───────┴───────┴─ ─
 //
-// Copies (cp.async) go past the registers: these hold the sums of 9 taps × 16 × 16 channels a warp. So the sign is
+// Copies (cp.async) bypass the registers, which hold the sums of 9 taps × 16 × 16 channels per warp. So the sign is
 // taken after ldmatrix, three times for every x, by units that would wait for the tensor cores anyway: x + 0 is never
-// −0, and its sign bit is put on 1.0 (0x3C00), or on 0.0 in the columns beside the image. Rows outside are not visited.
+// −0, and its sign bit is put on 1.0 (0x3C00), or on 0.0 in the columns beside the image. Rows outside are skipped.
 //
-// A block has O_TILE × C_TILE channels, the second axis of the grid all such tiles, and a warp 16 × 16 of a tile. Warps
-// with the same channels share the columns and rows of a strip, and are added at the end through shared memory.
+// A block has O_TILE × C_TILE channels; the second axis of the grid counts these tiles. A warp has 16 × 16 channels of a
+// tile. Warps with the same channels share the columns and rows of a strip. Their sums are added at the end through
+// shared memory.
 // Chunk i of the grid's first axis takes strips i, i + chunks, … and writes partial[i][o][kh][kw][c]. There are no
 // atomics: the same bits every time.
 //
-// Constants come by -D: C, H, W, KIND, ROWS of a strip, WARPS of a block, O_TILE, C_TILE and SHARED_BYTES, of dynamic
-// shared memory. The tests compile this file with g++, too: an emulator of a warp then brings the instructions.
+// Constants are set by -D: C, H, W, KIND, ROWS of a strip, WARPS of a block, O_TILE, C_TILE and SHARED_BYTES of dynamic
+// shared memory. The tests also compile this file with g++, against an emulator of a warp that provides the instructions.
 
 // ---------------------------------------------------------------------------------------- instructions
 
@@ -68,7 +69,7 @@ INLINE void mma(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 bytes on their way to shared memory; zeros if they do not exist.
+// Starts a copy of 16 bytes to shared memory; zeros if they do not exist.
 INLINE void copy_async(unsigned to, const void* from, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
 }
@@ -87,7 +88,7 @@ INLINE unsigned multiply_add_saturated(unsigned a, unsigned b, unsigned c) {  //
   return sum;
 }
 
-// Has the value computed here. Otherwise it may be computed again and again, in every branch that needs it.
+// Forces the value to be computed here. Otherwise every branch that needs it may compute it again.
 INLINE void settle(const unsigned short*& pointer) { asm volatile("" : "+l"(pointer)); }
 INLINE void settle(long long& number) { asm volatile("" : "+l"(number)); }
 INLINE void settle(unsigned& number) { asm volatile("" : "+r"(number)); }
@@ -148,7 +149,7 @@ static_assert(SHARED_BYTES >= 2 * BUFFER_BYTES && SHARED_BYTES >= SCRATCH_BYTES,
 
 // -------------------------------------------------------------------------------------- shared memory
 
-// Zeros where no copy goes: beside the images, and in g where a row is filled up to a multiple of 8 or 16.
+// Zeros where nothing is copied: beside the images, and in g where a row is padded to a multiple of 8 or 16.
 template <int ROWS_OF_ALL_IMAGES, int PITCH, int FIRST, int PIECES, int PLANE>
 INLINE void clear_columns(unsigned char* planes) {
   constexpr int OUTSIDE = PITCH - W;
@@ -171,7 +172,7 @@ INLINE void clear_outside() {
   }
 }
 
-// Copies rows first ... first + COUNT - 1 of an image, those that it has, to a pitch of ROW bytes.
+// Copies those of the rows first ... first + COUNT - 1 that the image has, to a pitch of ROW bytes.
 template <int COUNT, int PIECES, int ROW, int PLANE>
 INLINE void copy_rows(unsigned to, const unsigned short* image, int first, bool exists) {
   constexpr int BORDER = (COUNT - STRIP_ROWS) / 2;
@@ -190,7 +191,7 @@ INLINE void copy_rows(unsigned to, const unsigned short* image, int first, bool 
     settle(from);
     settle(into);
 #pragma unroll
-    for (int j = 0; j < COUNT; j += AT_ONCE) {  // what a row adds to an address is a constant
+    for (int j = 0; j < COUNT; j += AT_ONCE) {  // each row adds a constant to the address
       if (COUNT % AT_ONCE != 0 && own + j >= COUNT) break;
       const bool inside = H % STRIP_ROWS == 0 && j >= BORDER && j + AT_ONCE <= COUNT - BORDER;
       if (inside || (unsigned)(first + own + j) < H) copy_async(into + j * ROW, from + j * (W * C), exists);
@@ -198,7 +199,7 @@ INLINE void copy_rows(unsigned to, const unsigned short* image, int first, bool 
   }
 }
 
-// A strip of all channels of the block's tile, of one image or two. A second image that is not there is zero.
+// A strip of all channels of the block's tile, of one image or two. A missing second image is zero.
 INLINE void copy_strip(unsigned buffer, const unsigned short* g, const unsigned short* x, int strip, int images) {
   const int first = strip % STRIPS * STRIP_ROWS;
 #pragma unroll
@@ -380,7 +381,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
   clear_outside();
   for (; strip < strips; strip += gridDim.x) {
     wait_for_copies();
-    __syncthreads();  // this strip is there, and nobody reads the last one any more
+    __syncthreads();  // this strip is complete, and no warp still reads the last one
     const int next = strip + gridDim.x;
     if (next < strips) copy_strip(other, g, x, next, images);
     walk_strip(sums, buffer + x_lane, buffer + X_BYTES + g_lane, strip, lane, warp / TILE_WARPS);
