@@ -26,6 +26,7 @@ from unflip.data import ImageSet
 from unflip.methods.lns import warm_start
 from unflip.recipes.build import build_model
 from unflip.recipes.schema import Recipe
+from unflip.runs.provenance import unflip_version
 from unflip.train.engine import Engine
 from unflip.train.learner import Learner
 
@@ -108,9 +109,10 @@ def our_loop(
     """Seconds per epoch of all seeds together, how the steps were run, and the time to get ready."""
     began = time.perf_counter()
     chosen = recipe(method, start)
-    images = data.source(device)
+    source = data.source(device)
     learners = [
-        Learner(chosen, build_model(chosen, data, seed), images, device) for seed in range(seeds)
+        Learner(chosen, build_model(chosen, data.spec, seed), source, device)
+        for seed in range(seeds)
     ]
     if start and isinstance(method, dict) and method["name"] == "lns":
         for learner in learners:
@@ -171,7 +173,9 @@ def main() -> None:
     print("\n" + "\n".join(f"| {label} | {value:.3f} |" for label, value in rows.items()))
     if args.json:
         args.json.write_text(
-            json.dumps({"device": name, "torch": torch.__version__, **rows}, indent=1)
+            json.dumps(
+                {"device": name, "torch": torch.__version__, **unflip_version(), **rows}, indent=1
+            )
         )
 
 
