@@ -1,4 +1,4 @@
-"""BinaryConv2d and BinaryLinear: torch's own layers that binarize weight and input on the way."""
+"""BinaryConv2d and BinaryLinear: torch's layers with binary weights and inputs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FusedNorm = Callable[[Any, nn.Module, nn.Module, Tensor, Tensor | None], Tensor 
 # (networks that predict weights, latent weights) of several layers -> their predictions
 FusedPredict = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
 
-ENOUGH = 64  # values of which some should have another sign, if any ever has
+MIN_SAMPLES = 64  # fewer inputs may have one sign by chance
 
-# Torch's layers that multiply with weights, whether they have a binary form here or not.
+# Torch's layers that multiply with weights, with or without a binary form here.
 MULTIPLYING = (
     nn.modules.conv._ConvNd,
     nn.Linear,
@@ -45,7 +45,7 @@ EXACT_IN_HALF = 2048  # every integer up to this is a float16; the next one is n
 
 
 class BinaryLayer(nn.Module):
-    """What BinaryConv2d and BinaryLinear share. ``weight`` holds the latent (float) weights."""
+    """Base of BinaryConv2d and BinaryLinear. ``weight`` holds the latent (float) weights."""
 
     weight: Tensor
     bias: Tensor | None
@@ -53,7 +53,7 @@ class BinaryLayer(nn.Module):
     weight_binarizer: WeightBinarizer
     input_binarizer: InputBinarizer
     path: str = ""  # where the layer sits in its model; set by binarize, used in messages
-    inputs_seen: bool = False  # whether one that varies has been looked at: _warn_if_all_alike
+    inputs_seen: bool = False  # whether _warn_if_all_alike has checked an input
     # None: plain PyTorch. Neither copies nor pickles of a layer keep a kernel.
     fused_product: FusedProduct | None = None
     fused_norm: FusedNorm | None = None
@@ -84,7 +84,7 @@ class BinaryLayer(nn.Module):
         code = self.weight_binarizer.code(self.weight)
         if not torch.compiler.is_compiling():
             check_shapes(self.weight_binarizer.title, code, self.weight)
-        return code._replace(scales=code.scales.detach())  # a view of a parameter has them yet
+        return code._replace(scales=code.scales.detach())  # scales may be a view of a parameter
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -94,30 +94,30 @@ class BinaryLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._refuse_nan(x, "input")
-        if not torch.compiler.is_compiling() and not self.inputs_seen:  # compiled, not even a guard
+        if not torch.compiler.is_compiling() and not self.inputs_seen:  # no guard if compiled
             self._warn_if_all_alike(x)
         return multiply_binary(self, x, self.binary_weight())
 
     def _refuse_nan(self, tensor: Tensor, what: str) -> None:
-        """A NaN has no sign. On a GPU or compiled, where asking would stall, it stays NaN instead."""
+        """Raise for NaN, which has no sign. On a GPU or compiled, where a check would stall, NaN stays NaN."""
         if can_be_read(tensor) and tensor.device.type == "cpu" and torch.isnan(tensor).any():
             raise ValueError(f"{what} of layer {self._where()} has NaN, which has no sign")
 
     @torch.no_grad()
     def _warn_if_all_alike(self, x: Tensor) -> None:
-        """Behind a ReLU sign(x) is +1 everywhere, and every image looks the same from there on. Asked once."""
-        if not can_be_read(x) or x.numel() < ENOUGH or _constant(x):
+        """Warn once if all inputs have one sign, as after a ReLU: the rest of the network then sees no image."""
+        if not can_be_read(x) or x.numel() < MIN_SAMPLES or _constant(x):
             return
         self.inputs_seen = True
-        binary = self.input_binarizer.deployed()(x)  # without what some methods add in training
+        binary = self.input_binarizer.deployed()(x)  # without the noise of some methods
         value = binary.flatten()[0].item()
-        # Zeros alone are inputs that are small yet, as before training.
+        # All zeros are no mistake: before training, inputs may be too small to round to 1.
         if value and _constant(binary):
             warnings.warn(
-                f"every input of layer {self._where()} binarizes to {value:g}, whatever the image: {self.method} "
-                "passes nothing on here. Is there a ReLU before the layer? Inputs that become signs need values on "
-                "both sides of zero (take the ReLU away, or put BatchNorm directly before the layer); dorefa and "
-                "hwgq are made for inputs behind a ReLU",
+                f"every input of layer {self._where()} binarizes to {value:g}, whatever the image, so the layer "
+                f"with method {self.method} passes no information on. A ReLU before the layer has this effect. Remove "
+                "it, or put BatchNorm directly before the layer; or use dorefa or hwgq, which are made for inputs "
+                "after a ReLU",
                 stacklevel=4,
             )
 
@@ -142,7 +142,7 @@ class BinaryLayer(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Name the method a foreign state dict was made with, where torch would list keys."""
+        """Name the method that made a foreign state dict; torch would only list keys."""
         problem = self._foreign_state(state_dict, prefix, local_metadata)
         if problem:
             error_msgs.append(
@@ -158,7 +158,7 @@ class BinaryLayer(nn.Module):
             unexpected_keys,
             error_msgs,
         )
-        # load_state_dict(state, assign=True) brings tensors to a model on the meta device, and numbers are no state
+        # load_state_dict(state, assign=True) moves a model off the meta device; numbers are not in the state dict
         if not self.weight.is_meta:
             for module in self.modules():
                 if isinstance(module, Numbers):
@@ -167,8 +167,8 @@ class BinaryLayer(nn.Module):
     def _foreign_state(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
     ) -> str | None:
-        """What is wrong with a state dict. Without torch's metadata (safetensors keeps tensors alone) a method is known
-        by the names of what its binarizers keep; methods that keep nothing, or the same, cannot be told apart."""
+        """What is wrong with a state dict, or None. Without torch's metadata (safetensors has none) a method is
+        recognized by the names of its binarizers' tensors, if it has any."""
         if prefix + "bits" in state_dict:
             return "is of a frozen model, which has no latent weights"
         made_with = local_metadata.get("method")
@@ -188,8 +188,8 @@ BINARIZER_PARTS = ("weight_binarizer.", "input_binarizer.")
 
 
 def inside_binarizer(name: str) -> bool:
-    """Whether a parameter or module of this name belongs to the method, not to the network: to a binarizer,
-    or to the ``adapted`` part of a module that ``Method.adapt`` has put into the network."""
+    """Whether a parameter or module of this name belongs to the method, not to the network: it is in a binarizer, or
+    in the ``adapted`` part of a module that ``Method.adapt`` has inserted."""
     parts = name.split(".")
     return any(part in ("weight_binarizer", "input_binarizer", "adapted") for part in parts)
 
@@ -205,31 +205,31 @@ def twin_of(layer: nn.Module, kind: type[AnyLayer]) -> AnyLayer:
     """A layer of another kind that shares this one's parameters, buffers, hooks and settings."""
     twin = kind.__new__(kind)
     twin.__dict__.update(layer.__dict__)
-    twin.__dict__.pop("_compiled_call_impl", None)  # of layer.compile(): code of the other kind
+    twin.__dict__.pop("_compiled_call_impl", None)  # compiled code of the old kind
     return twin
 
 
 def become(layer: nn.Module, twin: nn.Module) -> None:
-    """Turn a layer into its twin in place: whoever holds it, under another name or in a plain list, holds the twin."""
+    """Turn a layer into its twin in place, so that every reference to the layer refers to the twin."""
     layer.__class__ = type(twin)
     object.__setattr__(layer, "__dict__", twin.__dict__)
 
 
 def warn_idle(names: list[str], so: str) -> None:
-    """Say which binary layers the forward pass does not call; ``so`` is what follows from that."""
+    """Warn of binary layers that the forward pass does not call; ``so`` is the consequence."""
     if names:
         warnings.warn(
-            f"binary layers that the forward pass does not call: {', '.join(names)}; {so}. Where it takes such a "
-            "layer's weight itself (F.conv2d(x, layer.weight)), nothing is binary in training: call the layer instead",
+            f"binary layers that the forward pass does not call: {', '.join(names)}; {so}. If it uses the weight of "
+            "such a layer directly (F.conv2d(x, layer.weight)), training is not binary: call the layer instead",
             stacklevel=3,
         )
 
 
 def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
-    """Binary input times binary weight, with the method's output factor if it has one.
+    """Binary input times binary weight, times the method's output factor if it has one.
 
-    Trained and frozen layers both end here, so they cannot differ. Under autocast the product is taken in
-    half precision where that is exact, in full precision elsewhere.
+    Trained and frozen layers share this function, so they cannot differ. Under autocast the product is computed in
+    half precision if that is exact, otherwise in full precision.
     """
     device = x.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
@@ -243,13 +243,13 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def in_half(x: Tensor) -> bool:
-    """Whether products with ``x`` are asked for in half precision (autocast to float16)."""
+    """Whether autocast asks for products with ``x`` in float16."""
     device = x.device.type
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
 def scale_of_units(layer: Any, weight: Tensor) -> Tensor | None:
-    """The one scale of signs whose products with the input are exact in half precision; None for other layers."""
+    """The scale of the weights if products of signs with the input are exact in half precision; otherwise None."""
     code = layer.code()
     exact = len(code.scales) == 1 and code.offset is None and weight[0].numel() <= EXACT_IN_HALF
     return code.scales[0] if exact and layer.input_binarizer.unit else None
@@ -265,7 +265,7 @@ def _multiply(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """The scale is applied after the product of signs."""
+    """The product of signs in half precision; the scale is applied after it."""
     y = product_of_units(layer, x, weight, scale)
     y = y * layer._output_view(scale.flatten())
     factor = layer.input_binarizer.output_scale(x.to(weight.dtype), layer)
@@ -290,8 +290,7 @@ def product_of_units(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Te
 
 
 def units(weight: Tensor, scale: Tensor) -> Tensor:
-    """Q / E, which is exactly ±1, and whose gradient is that of Q. A filter of zeros has E = 0; a learned E may be
-    negative."""
+    """Q / E: exactly ±1, with the gradient of Q. In a filter of zeros E = 0; a learned E may be negative."""
     tiny = torch.finfo(scale.dtype).tiny
     return weight / scale.masked_fill(scale.abs() < tiny, tiny)
 
@@ -319,7 +318,7 @@ class ConvProduct:
         return self._conv_forward(x, weight, bias)
 
     def _output_view(self, values: Tensor) -> Tensor:
-        """One value an output channel, or one for all, to go with the output."""
+        """One value per output channel, or one for all, in a shape that broadcasts over the output."""
         return values[:, None, None]
 
 
@@ -330,12 +329,12 @@ class LinearProduct:
         return nn.functional.linear(x, weight, bias)
 
     def _output_view(self, values: Tensor) -> Tensor:
-        """One value an output, or one for all, to go with the output."""
+        """One value per output, or one for all, in a shape that broadcasts over the output."""
         return values
 
 
 class BinaryConv2d(ConvProduct, BinaryLayer, nn.Conv2d):
-    """``nn.Conv2d`` with binary weights and inputs. Zero padding stays zero: it is no ±1."""
+    """``nn.Conv2d`` with binary weights and inputs. Zero padding stays zero, not ±1."""
 
     def __init__(
         self, *args: Any, method: str | Mapping[str, Any] | Method = "dorefa", **kwargs: Any
@@ -362,7 +361,7 @@ def binary_layers(model: nn.Module) -> Iterator[tuple[str, BinaryLayer]]:
 
 
 def auxiliary_loss(model: nn.Module) -> Tensor:
-    """The methods' own loss, summed over the layers (for LNS: α Σ ℓ̃); zero where there is none."""
+    """The auxiliary loss of the methods, summed over the layers (for LNS: α Σ ℓ̃); zero if no layer has one."""
     losses = auxiliary_losses(model)
     if losses:
         return torch.stack(list(losses.values())).sum()
@@ -371,13 +370,13 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
 
 
 def auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
-    """The methods' own loss, layer by layer; layers without one are left out."""
+    """The auxiliary loss of each layer that has one."""
     losses = {n: m.weight_binarizer.auxiliary_loss(m.weight) for n, m in binary_layers(model)}
     return {name: loss for name, loss in losses.items() if loss is not None}
 
 
 def start_epoch(model: nn.Module, epoch: int, epochs: int) -> None:
-    """Call before epoch 0 .. epochs − 1: lets methods with a schedule follow it."""
+    """Call before epoch 0 .. epochs − 1, for methods with a schedule."""
     if not 0 <= epoch < epochs:
         raise ValueError(f"epoch={epoch} should be from 0 to epochs − 1, and epochs={epochs}")
     for _, layer in binary_layers(model):
@@ -386,7 +385,7 @@ def start_epoch(model: nn.Module, epoch: int, epochs: int) -> None:
 
 
 def after_step(model: nn.Module) -> None:
-    """Call after every optimizer step: lets methods clip or centre their latent weights."""
+    """Call after every optimizer step, for methods that clip or center their latent weights."""
     for _, layer in binary_layers(model):
         layer.weight_binarizer.after_step(layer.weight)
 

@@ -3,16 +3,16 @@
 from typing import Any
 
 import torch
-from unflip.train.branches import train_branches
-from unflip.train.recipe import Recipe
 
 import unflip
 from unflip.data import ImageSet
-from unflip.data.source import Images
 from unflip.layers import binary_layers
 from unflip.methods.flip_rates import FlipRates, compare_branches
 from unflip.methods.lns import set_flip_rates
-from unflip.train.learner import Learner, build_model
+from unflip.recipes.build import build_model
+from unflip.recipes.schema import Recipe
+from unflip.train.learner import Learner
+from unflip.train.start import train_branches
 
 
 def recipe(**fields: Any) -> Recipe:
@@ -30,20 +30,22 @@ def recipe(**fields: Any) -> Recipe:
 
 def test_branches_of_a_trained_network(digits: ImageSet) -> None:
     device = torch.device("cpu")
-    model = build_model(recipe(), digits, seed=0)
-    learner = Learner(recipe(), model, Images(digits, device), device)
+    model = build_model(recipe(), digits.spec, seed=0)
+    learner = Learner(recipe(), model, digits.source(device), device)
     learner.start_epoch(0, 0, 1.0)
     for _ in range(learner.steps):
         learner.step()
     baseline = {k: v.clone() for k, v in model.eval().state_dict().items()}
 
     def flip_rates(seed: int) -> FlipRates:
-        how = model, recipe(), digits, 3, 1, 0.5
-        return compare_branches(model, train_branches(*how, seed=seed, device=device), bins=4)
+        branches = train_branches(
+            model, recipe(), digits, count=3, epochs=1, rate=0.5, seed=seed, device=device
+        )
+        return compare_branches(model, branches, bins=4)
 
     rates = flip_rates(seed=0)
     assert not model.training
-    assert all(torch.equal(v, baseline[k]) for k, v in model.state_dict().items()), "left as it is"
+    assert all(torch.equal(v, baseline[k]) for k, v in model.state_dict().items()), "unchanged"
     assert list(rates.bins) == [name for name, _ in binary_layers(model)]
     assert all(len(found) == 4 for found in rates.bins.values())
     small = sum(found[0].disagreement for found in rates.bins.values())
@@ -55,7 +57,7 @@ def test_branches_of_a_trained_network(digits: ImageSet) -> None:
 
     corrected = build_model(
         recipe(start="test", method={"name": "lns", "loss": "forward", "rates": "estimated"}),
-        digits,
+        digits.spec,
         seed=0,
     )
     unflip.load_twin(corrected, model.state_dict())
