@@ -132,6 +132,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     registries: list[dict[str, Any]] = [methods_registry._REGISTRY, models_base._REGISTRY]  # type: ignore[list-item]
+    methods_registry.load_shipped()  # once per process: what it registers must stay
     before = [dict(registry) for registry in registries]
     yield tmp_path
     for registry, entries in zip(registries, before, strict=True):
