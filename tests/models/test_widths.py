@@ -143,4 +143,4 @@ def test_alexnet_has_no_widths() -> None:
 
 def test_a_list_in_a_recipe() -> None:
     recipe = load_recipe("digits-dorefa", ["model.widths=[2, 0.5, 1]"])
-    assert channels(build_model(recipe, load("digits"), seed=0)) == [32, 16, 64]
+    assert channels(build_model(recipe, load("digits").spec, seed=0)) == [32, 16, 64]
