@@ -155,7 +155,8 @@ def engine_of(method: Any, seeds: int, data: ImageSet, kernels: bool, stack: Exi
     chosen, device = recipe(method, True), torch.device("cuda")
     images = data.source(device)
     learners = [
-        Learner(chosen, build_model(chosen, data, seed), images, device) for seed in range(seeds)
+        Learner(chosen, build_model(chosen, data.spec, seed), images, device)
+        for seed in range(seeds)
     ]
     compare = check.check_mapping if kernels else _refuse
     with mock.patch.object(check, "check_mapping", compare):

@@ -71,9 +71,9 @@ def test_every_shipped_recipe_runs_two_steps(
     learner = Learner(recipe, model, data.source(CPU), CPU, answers)
     learner.start_epoch(seed=0, epoch=0, factor=recipe.schedule.factor_at(0, recipe.epochs))
     before = learner.snapshot()
-    engine = Engine([learner], compiled=True, captured=True)
-    engine.step()
-    engine.step()
+    with Engine([learner], compiled=True, captured=True) as engine:
+        engine.step()
+        engine.step()
     assert learner.position.item() == 2
     assert learner.loss_sum.isfinite()
     assert 0.1 < learner.loss_sum.item() / 2 < 20
