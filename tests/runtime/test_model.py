@@ -63,7 +63,7 @@ def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(
 def test_a_wrong_instruction_set(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNFLIP_ISA", "mmx")
     with pytest.raises(
-        ValueError, match=r"UNFLIP_ISA is 'mmx', and this CPU and build have .*portable"
+        ValueError, match=r"UNFLIP_ISA is 'mmx', but this CPU and build support only .*portable"
     ):
         unflip.load(files["vector"])
 
