@@ -140,16 +140,17 @@ void move_piece(std::string& text, Random& random) {
 }
 
 void change_word(std::string& text, Random& random) {
-  static const char* const kWords[] = {"quantize", "conv",   "map",   "max_pool", "avg_pool",  "mean",          "mean_abs",
-                                       "concat",   "slice",  "pad",   "flatten",  "softmax",   "affine",        "prelu",
-                                       "clamp",    "add",    "mul",   "planes",   "levels",    "sample",        "channels",
-                                       "true",     "false",  "t0",    "t1",       "t2",        "F32",           "U8",
-                                       "curve",    "gelu",   "elu",   "upsample", "normalize", "pixel_shuffle", "log_softmax",
-                                       "resize",   "output", "tuple", "dict"};
-  const std::string from = kWords[below(random, std::size(kWords))];
+  static const std::vector<std::string> words = [] {
+    std::vector<std::string> all = {"affine", "prelu",    "clamp", "add", "mul",    "planes", "levels",
+                                    "sample", "channels", "gelu",  "elu", "true",   "false",  "t0",
+                                    "t1",     "t2",       "F32",   "U8",  "output", "tuple",  "dict"};
+    all.insert(all.end(), std::begin(unflip::kOpNames), std::end(unflip::kOpNames));
+    return all;
+  }();
+  const std::string from = words[below(random, words.size())];
   std::vector<size_t> places;
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + 1)) places.push_back(at);
-  if (!places.empty()) text.replace(places[below(random, places.size())], from.size(), kWords[below(random, std::size(kWords))]);
+  if (!places.empty()) text.replace(places[below(random, places.size())], from.size(), words[below(random, words.size())]);
 }
 
 void change_bytes(uint8_t* bytes, size_t size, Random& random) {

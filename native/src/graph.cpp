@@ -22,10 +22,11 @@ constexpr size_t kMaxName = 4096;
 constexpr int kMaxPlanes = 8, kMaxSteps = 255;
 constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256, kMaxOutputs = 4096;
 
-constexpr std::string_view kKinds[] = {
-    "quantize", "conv",    "map",         "max_pool", "avg_pool",  "mean",     "mean_abs",      "concat",          "slice", "pad",
-    "flatten",  "softmax", "log_softmax", "curve",    "normalize", "upsample", "pixel_shuffle", "channel_shuffle", "resize"};
-constexpr std::string_view kActivations[] = {"sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "mish"};
+constexpr std::string_view kActivations[] = {
+#define UNFLIP_NAME(activation, name) name,
+    UNFLIP_ACTIVATIONS(UNFLIP_NAME)
+#undef UNFLIP_NAME
+};
 constexpr std::string_view kSteps[] = {"affine", "prelu", "clamp", "add", "mul"};
 
 template <size_t n>
@@ -277,8 +278,8 @@ class Loader {
     Fields fields(container_.graph, json, number);
     Op op;
     const std::string& kind = fields.string("op");
-    const int found = position(kKinds, kind);
-    if (found < 0) fields.wrong("op", "one of " + listed(kKinds));
+    const int found = position(kOpNames, kind);
+    if (found < 0) fields.wrong("op", "one of " + listed(kOpNames));
     op.kind = static_cast<OpKind>(found);
     op.name = fields.string("name");
     if (op.name.size() > kMaxName) fields.fail("'name' is longer than 4,096 bytes");
@@ -686,7 +687,7 @@ Graph load_graph(const uint8_t* data, size_t size, bool check_hash) {
 
 const char* kind_name(const Op& op) {
   if (op.kind == OpKind::Activation) return kActivations[static_cast<size_t>(op.activation)].data();
-  return kKinds[static_cast<size_t>(op.kind)].data();
+  return kOpNames[static_cast<size_t>(op.kind)].data();
 }
 
 }  // namespace unflip

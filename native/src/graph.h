@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "activation.h"
@@ -21,26 +22,38 @@ struct Pair {
   int h = 1, w = 1;
 };
 
+// Every op with its name in the file: the only list of ops in this library.
+#define UNFLIP_OPS(OP)                  \
+  OP(Quantize, "quantize")              \
+  OP(Conv, "conv")                      \
+  OP(Map, "map")                        \
+  OP(MaxPool, "max_pool")               \
+  OP(AvgPool, "avg_pool")               \
+  OP(Mean, "mean")                      \
+  OP(MeanAbs, "mean_abs")               \
+  OP(Concat, "concat")                  \
+  OP(Slice, "slice")                    \
+  OP(Pad, "pad")                        \
+  OP(Flatten, "flatten")                \
+  OP(Softmax, "softmax")                \
+  OP(LogSoftmax, "log_softmax")         \
+  OP(Activation, "curve")               \
+  OP(Normalize, "normalize")            \
+  OP(Upsample, "upsample")              \
+  OP(PixelShuffle, "pixel_shuffle")     \
+  OP(ChannelShuffle, "channel_shuffle") \
+  OP(Resize, "resize")
+
 enum class OpKind {
-  Quantize,
-  Conv,
-  Map,
-  MaxPool,
-  AvgPool,
-  Mean,
-  MeanAbs,
-  Concat,
-  Slice,
-  Pad,
-  Flatten,
-  Softmax,
-  LogSoftmax,
-  Activation,
-  Normalize,
-  Upsample,
-  PixelShuffle,
-  ChannelShuffle,
-  Resize
+#define UNFLIP_OP(kind, name) kind,
+  UNFLIP_OPS(UNFLIP_OP)
+#undef UNFLIP_OP
+};
+
+constexpr std::string_view kOpNames[] = {
+#define UNFLIP_OP(kind, name) name,
+    UNFLIP_OPS(UNFLIP_OP)
+#undef UNFLIP_OP
 };
 
 enum class StepKind { Affine, Prelu, Clamp, Add, Mul };

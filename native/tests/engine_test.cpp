@@ -934,17 +934,13 @@ std::vector<std::string> all_sets() {
 }
 
 std::string describe(const Graph& g) {
-  static const char* kinds[] = {"quantize",    "conv",   "map",       "max_pool", "avg_pool",      "mean",
-                                "mean_abs",    "concat", "slice",     "pad",      "flatten",       "softmax",
-                                "log_softmax", "curve",  "normalize", "upsample", "pixel_shuffle", "channel_shuffle",
-                                "resize"};
   auto text = [](const Shape& s) {
     return std::to_string(s.channels) + "x" + std::to_string(s.height) + "x" + std::to_string(s.width);
   };
   std::string d = "input " + text(g.input) + "\n";
   for (size_t i = 0; i < g.ops.size(); i++) {
     const Op& op = g.ops[i];
-    d += "  " + std::to_string(i + 1) + ": " + kinds[static_cast<int>(op.kind)] + " of";
+    d += "  " + std::to_string(i + 1) + ": " + std::string(kOpNames[static_cast<size_t>(op.kind)]) + " of";
     for (int v : op.inputs) d += " " + std::to_string(v);
     d += " -> " + text(op.shape) + ", " + std::to_string(op.steps.size()) + " steps";
     if (op.kind == OpKind::Conv) {

@@ -179,7 +179,7 @@ def test_both_readers_say_what_happened_to_a_file_and_what_to_do(
 
 
 def test_paths(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         unflip.load(tmp_path / "nothing.unflip")
     with pytest.raises(ValueError, match="folder"):
         unflip.load(tmp_path)
