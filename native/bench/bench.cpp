@@ -1,9 +1,9 @@
-// How fast the engine is, against the fp32 multiply-add peak of the same core in the same run.
+// The engine's speed, compared with the fp32 multiply-add peak of the same core in the same run.
 // Usage: bench [seconds for each number] [instruction set]
 //
-// The machine may be shared. Before and after each sample a short loop of known length runs; a sample counts as quiet if both
-// took at most 4 % more than the fastest ever. Numbers are medians of quiet samples (of all, if there are too few: marked ~), and
-// the best of all. The peak is that of the fastest loop.
+// The machine may be shared. A short loop of known length runs before and after each sample. A sample is quiet if both loops took
+// at most 4 % more than the fastest one. Results are the median of the quiet samples (of all samples if too few are quiet: marked
+// ~) and the best of all. The peak is that of the fastest loop.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -22,18 +22,17 @@ using namespace unflip;
 
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // ------------------------------------------------------------------------------------------------------------------- timing
 
 #if defined(__x86_64__)
-// 12 independent chains of fused multiply-adds in registers: as many as a core can do.
+// 12 independent chains of fused multiply-adds in registers: enough to saturate a core.
 __attribute__((target("avx2,fma"))) double multiply_adds(int64_t loops) {
   const double start = now();
 #define UNFLIP_ZERO(r) "vxorps %%ymm" #r ", %%ymm" #r ", %%ymm" #r "\n"
 #define UNFLIP_FMA(r) "vfmadd231ps %%ymm14, %%ymm15, %%ymm" #r "\n"
+  // clang-format off
   asm volatile(UNFLIP_ZERO(0) UNFLIP_ZERO(1) UNFLIP_ZERO(2) UNFLIP_ZERO(3) UNFLIP_ZERO(4) UNFLIP_ZERO(5) UNFLIP_ZERO(6)
                UNFLIP_ZERO(7) UNFLIP_ZERO(8) UNFLIP_ZERO(9) UNFLIP_ZERO(10) UNFLIP_ZERO(11) UNFLIP_ZERO(14) UNFLIP_ZERO(15)
                "1:\n"
@@ -42,6 +41,7 @@ __attribute__((target("avx2,fma"))) double multiply_adds(int64_t loops) {
                "dec %0\n jnz 1b\n"
                : "+r"(loops)::"cc", "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7", "ymm8", "ymm9", "ymm10",
                "ymm11", "ymm14", "ymm15");
+  // clang-format on
   return now() - start;
 }
 bool can_measure_peak() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -52,7 +52,7 @@ bool can_measure_peak() { return false; }
 
 constexpr int64_t kPeakLoops = 2000;
 
-// Some microseconds of work that depends on nothing but the core's speed.
+// Some microseconds of work that depends only on the core's speed.
 double reference_loop() {
   if (can_measure_peak()) return multiply_adds(kPeakLoops);
   const double start = now();
@@ -75,7 +75,7 @@ class Timer {
     bool quiet = true;
   };
 
-  // work() returns the seconds that count. Small things are repeated within a sample.
+  // work() returns the seconds to count. Short work is repeated within a sample.
   Result measure(const std::function<double()>& work) {
     work();
     const int repeat = std::max(1, static_cast<int>(200e-6 / std::max(work(), 1e-9)));
@@ -102,7 +102,7 @@ class Timer {
     return r;
   }
 
-  // Multiply-adds in a second, or 0.
+  // Multiply-adds per second, or 0.
   double peak() const { return can_measure_peak() ? kPeakLoops * 12 * 8 / fastest_ : 0; }
 
  private:
@@ -273,19 +273,19 @@ struct Running {
   }
 };
 
-// In place of the finish: counts of differing bits, 16 bits each, go to memory as they are.
-void keep_counts(const Finish& finish, const FinishTarget& target, const Counts& c, int first, int last, int channel,
+// Instead of the epilogue: stores the counts of differing bits, 16 bits each.
+void keep_counts(const EpilogueParams& params, const EpilogueTarget& target, const Counts& c, int first, int last, int channel,
                  int channels) {
-  uint16_t* to = reinterpret_cast<uint16_t*>(target.out) + int64_t{first} * finish.stride + channel;
+  uint16_t* to = reinterpret_cast<uint16_t*>(target.out) + int64_t{first} * params.stride + channel;
   for (int i = 0; i < last - first; i++)
-    std::memcpy(to + i * int64_t{finish.stride}, c.count + i * c.count_stride, channels * sizeof(uint16_t));
+    std::memcpy(to + i * int64_t{params.stride}, c.count + i * c.count_stride, channels * sizeof(uint16_t));
 }
 
-Kernels without_finish(const std::string& isa) {
+Kernels without_epilogue(const std::string& isa) {
   Kernels kernels = *portable_kernels();
   for (const Kernels* k : {neon_kernels(), avx2_kernels(), avx512_kernels()})
     if (k && (isa.empty() || isa == k->name)) kernels = *k;
-  kernels.finish_counts = keep_counts;
+  kernels.epilogue_counts = keep_counts;
   return kernels;
 }
 
@@ -294,7 +294,7 @@ const char* mark(const Timer::Result& r) { return r.quiet ? " " : "~"; }
 void layers(Timer& timer, const std::string& isa, double peak) {
   const int shapes[][4] = {{64, 64, 56, 1},   {128, 128, 28, 1}, {256, 256, 14, 1}, {512, 512, 7, 1}, {64, 128, 56, 2},
                            {128, 256, 28, 2}, {256, 512, 14, 2}, {16, 16, 32, 1},   {32, 32, 16, 1},  {64, 64, 8, 1}};
-  const Kernels counting = without_finish(isa);
+  const Kernels counting = without_epilogue(isa);
   std::printf("binary 3x3 convolution, one thread: to floats with BatchNorm, and to 16-bit counts alone\n");
   for (const auto& s : shapes) {
     Network n({s[0], s[2], s[2]});
@@ -309,9 +309,9 @@ void layers(Timer& timer, const std::string& isa, double peak) {
                 alone_rate / peak);
   }
   std::printf("float convolution, one thread\n");
-  const int floats[][6] = {{3, 64, 224, 7, 2, 1},   {64, 128, 28, 1, 1, 1}, {128, 256, 14, 1, 1, 1}, {256, 512, 7, 1, 1, 1},
-                           {512, 1000, 1, 1, 1, 1}, {3, 16, 32, 3, 1, 1},   {64, 64, 56, 3, 1, 64},  {128, 128, 56, 3, 2, 128},
-                           {256, 256, 14, 5, 1, 256}};
+  const int floats[][6] = {{3, 64, 224, 7, 2, 1},  {64, 128, 28, 1, 1, 1},    {128, 256, 14, 1, 1, 1},
+                           {256, 512, 7, 1, 1, 1}, {512, 1000, 1, 1, 1, 1},   {3, 16, 32, 3, 1, 1},
+                           {64, 64, 56, 3, 1, 64}, {128, 128, 56, 3, 2, 128}, {256, 256, 14, 5, 1, 256}};
   for (const auto& s : floats) {
     Network n({s[0], s[2], s[2]});
     n.conv(0, s[1], s[3], s[4], false, {n.norm(s[1])}, s[5]);
@@ -335,15 +335,14 @@ void network(Timer& timer, const char* name, const Network& n, const std::string
     }
 }
 
-// Where one image's time goes: the sums of the fastest profiled run, by kind.
+// The time of one image by kind of op: sums of the fastest profiled run.
 void parts(const char* name, const Network& n, const std::string& isa, double seconds) {
   Running running(n.graph, isa, 1, 1);
   std::vector<double> best;
   double best_sum = 1e9;
   for (const double end = now() + seconds; now() < end;) {
     std::fill(running.seconds.begin(), running.seconds.end(), 0.0);
-    running.engine->run(running.input.data(), &running.place, 1, *running.workspace, nullptr,
-                        running.seconds.data());
+    running.engine->run(running.input.data(), &running.place, 1, *running.workspace, nullptr, running.seconds.data());
     double sum = 0;
     for (double s : running.seconds) sum += s;
     if (sum < best_sum) best_sum = sum, best = running.seconds;
@@ -353,8 +352,8 @@ void parts(const char* name, const Network& n, const std::string& isa, double se
     const Op& op = n.graph.ops[i];
     (op.kind != OpKind::Conv ? rest : op.conv.bases ? binary : floats) += best[i];
   }
-  std::printf("%s: binary %.3f ms, float %.3f (of it stem %.3f), rest %.3f\n", name, binary * 1e3, floats * 1e3,
-              best[0] * 1e3, rest * 1e3);
+  std::printf("%s: binary %.3f ms, float %.3f (of it stem %.3f), rest %.3f\n", name, binary * 1e3, floats * 1e3, best[0] * 1e3,
+              rest * 1e3);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The Python module: the C API as one class. What users see is in src/unflip/runtime.
+// The Python module: the C API as one class. The user interface is in src/unflip/runtime.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -21,7 +21,7 @@ using Input = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using Shape = std::tuple<int, int, int>;
 
-// Names in a message come from a file or a path, and a message that is cut may end within a character.
+// Messages contain names from files and paths, and a shortened message may end in the middle of a character.
 nb::object text(const char* bytes) {
   return nb::steal(PyUnicode_DecodeUTF8(bytes, static_cast<Py_ssize_t>(std::strlen(bytes)), "replace"));
 }
@@ -60,8 +60,7 @@ class Network {
     const int batch = checked_batch(input, outputs);
     const std::vector<float*> places = places_of(outputs);
     std::vector<double> seconds(static_cast<size_t>(unflip_ops(model_)));
-    without_gil(
-        [&] { return unflip_profile_outputs(model_, input.data(), batch, places.data(), seconds.data()) == 0; });
+    without_gil([&] { return unflip_profile_outputs(model_, input.data(), batch, places.data(), seconds.data()) == 0; });
     return seconds;
   }
 
@@ -71,7 +70,7 @@ class Network {
     return {sizes[0], sizes[1], sizes[2]};
   }
 
-  // (name, shape) of each.
+  // (name, shape) of each output.
   nb::list outputs() const {
     nb::list found;
     for (int i = 0; i < unflip_outputs(model_); ++i)
@@ -93,7 +92,7 @@ class Network {
   int threads() const { return unflip_threads(model_); }
 
  private:
-  // Other Python threads run meanwhile. An action that fails has left its message for this thread.
+  // Releases the GIL. After a failure, the message is stored for this thread.
   template <typename Action>
   static void without_gil(Action action) {
     bool done;
@@ -110,7 +109,7 @@ class Network {
     return {sizes[0], sizes[1], sizes[2]};
   }
 
-  // As they are: an array that would have to be converted is refused, since nobody would see what is written to a copy.
+  // Without conversion: an array that must be converted is refused, because results written to a copy would be lost.
   static std::vector<Output> cast(const nb::args& arrays) {
     std::vector<Output> outputs;
     for (nb::handle array : arrays) {
@@ -132,7 +131,7 @@ class Network {
            static_cast<size_t>(std::get<2>(shape));
   }
 
-  // Python has looked at the shapes and says what is wrong with them; this keeps a slip there from writing past an end.
+  // Python checks the shapes and reports errors. This check only prevents a bug there from writing out of bounds.
   int checked_batch(const Input& input, const std::vector<Output>& outputs) const {
     const size_t sample = elements(input_shape()), batch = input.size() / sample;
     bool right = batch * sample == input.size() && batch <= std::numeric_limits<int>::max() &&

@@ -18,7 +18,7 @@ static int fail(const char* what) {
   return 1;
 }
 
-/* The next number of the image's header, which may have comments. */
+/* Reads the next number of the image's header, which may contain comments. */
 static int read_number(FILE* file) {
   int c = fgetc(file), number = 0, digits = 0;
   for (; isspace(c) || c == '#'; c = fgetc(file))
@@ -41,7 +41,7 @@ static int read_list(const char* json, const char* name, double* numbers, int co
   return 1;
 }
 
-/* Pixels, channel after channel, prepared as the file says: (pixel / 255 - mean) / std. */
+/* Pixels as C x H x W, normalized as the file specifies: (pixel / 255 - mean) / std. */
 static float* read_image(const char* path, const int shape[3], const char* preprocess) {
   const int channels = shape[0], height = shape[1], width = shape[2];
   double mean[3] = {0, 0, 0}, deviation[3] = {1, 1, 1};
@@ -62,7 +62,7 @@ static float* read_image(const char* path, const int shape[3], const char* prepr
   } else if (fread(pixels, 1, size, file) != size) {
     fail("the image is cut off");
   } else if ((values = malloc(size * sizeof *values)) != NULL) {
-    for (size_t i = 0; i < size; i++) { /* from pixel after pixel to channel after channel */
+    for (size_t i = 0; i < size; i++) { /* from H x W x C to C x H x W */
       const size_t channel = i % (size_t)channels, pixel = i / (size_t)channels;
       values[channel * (size_t)(height * width) + pixel] = (float)((pixels[i] / 255.0 - mean[channel]) / deviation[channel]);
     }
@@ -72,7 +72,7 @@ static float* read_image(const char* path, const int shape[3], const char* prepr
   return values;
 }
 
-/* Prints label number `index` of a JSON list of strings, as it stands there, or the number where there is none. */
+/* Prints label number `index` of a JSON list of strings, as written there, or the number if there is no label. */
 static void print_label(const char* labels, int index) {
   const char* at = strchr(labels, '"');
   for (int i = 0; at != NULL; i++) {
@@ -105,7 +105,7 @@ int main(int count, char** arguments) {
   if (model == NULL) return fail(unflip_error());
   int in[3], out[3], failed = 1;
   unflip_input_shape(model, in);
-  if (unflip_output_shape(model, out) != 0) { /* a detector, say: its outputs are no scores of classes alone */
+  if (unflip_output_shape(model, out) != 0) { /* several outputs, such as a detector's: not only class scores */
     fail(unflip_error());
     unflip_free(model);
     return 1;

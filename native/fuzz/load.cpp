@@ -1,10 +1,10 @@
-// Fuzzes the loader and, where a network is small enough, runs what was loaded: with every instruction set, and all must agree.
+// Fuzzes the loader. If the loaded network is small enough, it is run with every instruction set, and all results must agree.
 //
-// The hash is not looked at: no mutated file would pass it, and an attacker can write it. A mutation keeps the container's frame
-// (the header's length), or few would get past the first check.
+// The hash is not checked: no mutated file would pass, and an attacker can compute it. Mutations keep the container's frame (the
+// header's length); otherwise few files would pass the first check.
 //
 //   with clang: libFuzzer.   fuzz_load CORPUS -max_total_time=600
-//   with gcc:   a mutator of its own, below, with the same arguments. No coverage, but deep all the same.
+//   with gcc:   the mutator below, with the same arguments. Not guided by coverage, but it reaches deep code too.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -32,7 +32,7 @@ int64_t work_of(const unflip::Graph& graph) {
     const int64_t window = op.kind == unflip::OpKind::Conv ? int64_t{c.channels} * c.kernel.h * c.kernel.w * std::max(c.bases, 1)
                                                            : int64_t{op.pool.kernel.h} * op.pool.kernel.w;
     if (op.shape.size() > 1 << 16 || window > 1 << 16) return INT64_MAX;
-    // Padding is read too where it is more than the output shows.
+    // Padding is also read, and it may be much larger than the output.
     work += graph.shape(op.inputs[0]).size() + op.shape.size() * window * std::max<int64_t>(1, op.quantizer.steps()) + c.top +
             c.left + c.bottom + c.right;
   }
@@ -40,7 +40,7 @@ int64_t work_of(const unflip::Graph& graph) {
   return work;
 }
 
-// One output after the other.
+// The outputs, concatenated.
 std::vector<float> outputs_of(const unflip::Graph& graph, const std::string& isa) {
   const int batch = 2;
   const auto engine = unflip::Engine::create(graph, isa, 1);
@@ -110,7 +110,7 @@ const char* const kNumbers[] = {"0",     "1",    "2",          "3",          "4"
 
 bool in_number(char c) { return (c >= '0' && c <= '9') || c == '-' || c == '.'; }
 
-// Another number in place of one.
+// Replaces a number by another.
 void change_number(std::string& text, Random& random) {
   std::vector<size_t> starts;
   for (size_t i = 1; i < text.size(); ++i)
@@ -122,7 +122,7 @@ void change_number(std::string& text, Random& random) {
   text.replace(start, end - start, kNumbers[below(random, std::size(kNumbers))]);
 }
 
-// What stands between two commas, put in another such place, or taken away, or there twice.
+// Moves, deletes or duplicates the text between two commas.
 void move_piece(std::string& text, Random& random) {
   std::vector<size_t> commas;
   for (size_t i = 0; i < text.size(); ++i)
@@ -140,16 +140,17 @@ void move_piece(std::string& text, Random& random) {
 }
 
 void change_word(std::string& text, Random& random) {
-  static const char* const kWords[] = {"quantize", "conv",  "map", "max_pool", "avg_pool", "mean",   "mean_abs",
-                                       "concat",   "slice", "pad", "flatten",  "softmax",  "affine", "prelu",
-                                       "clamp",    "add",   "mul", "planes",   "levels",   "sample", "channels",
-                                       "true",     "false", "t0",  "t1",       "t2",       "F32",    "U8",
-                                       "curve",    "gelu",  "elu", "upsample", "normalize", "pixel_shuffle", "log_softmax",
-                                       "resize",   "output", "tuple", "dict"};
-  const std::string from = kWords[below(random, std::size(kWords))];
+  static const std::vector<std::string> words = [] {
+    std::vector<std::string> all = {"affine", "prelu",    "clamp", "add", "mul",    "planes", "levels",
+                                    "sample", "channels", "gelu",  "elu", "true",   "false",  "t0",
+                                    "t1",     "t2",       "F32",   "U8",  "output", "tuple",  "dict"};
+    all.insert(all.end(), std::begin(unflip::kOpNames), std::end(unflip::kOpNames));
+    return all;
+  }();
+  const std::string from = words[below(random, words.size())];
   std::vector<size_t> places;
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + 1)) places.push_back(at);
-  if (!places.empty()) text.replace(places[below(random, places.size())], from.size(), kWords[below(random, std::size(kWords))]);
+  if (!places.empty()) text.replace(places[below(random, places.size())], from.size(), words[below(random, words.size())]);
 }
 
 void change_bytes(uint8_t* bytes, size_t size, Random& random) {
@@ -188,7 +189,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (work_of(graph) > 1 << 22) return 0;
     run(graph);
     ++ran;
-  } catch (const std::runtime_error&) {  // the one way in which a file may be refused
+  } catch (const std::runtime_error&) {  // the only way to refuse a file
   }
   return 0;
 }
@@ -219,7 +220,7 @@ extern "C" void __sanitizer_set_death_callback(void (*callback)(void));
 
 namespace {
 
-Bytes current;  // so that what crashed can be looked at
+Bytes current;  // so that an input that crashes can be inspected
 
 void keep_current() {
   std::ofstream("crash.unflip", std::ios::binary)
@@ -267,7 +268,7 @@ int main(int count, char** arguments) {
   Random random(seed);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   uint64_t runs = 0;
-  std::vector<Bytes> valid = files;  // what loads is a seed for more, so that mutations add up
+  std::vector<Bytes> valid = files;  // files that load become seeds, so that mutations accumulate
   for (; std::chrono::steady_clock::now() < end; ++runs) {
     const Bytes& from = below(random, 2) == 0 ? files[below(random, files.size())] : valid[below(random, valid.size())];
     current = mutated(from.data(), from.size(), random);

@@ -1,4 +1,4 @@
-"""Small valid networks that have every op, step and field of the format between them.
+"""Small valid networks that together contain every op, step and field of the format.
 
     python native/fuzz/seeds.py FOLDER     writes them there, as a fuzzer's first inputs
 
@@ -19,7 +19,7 @@ Fields = dict[str, Any]
 
 
 class Network:
-    """A graph that grows op by op; each call gives the new value's number."""
+    """A graph that grows op by op. Each call returns the new value's number."""
 
     def __init__(self, *shape: int, preprocess: Fields | None = None, seed: int = 0) -> None:
         self.input = {"shape": list(shape), "preprocess": preprocess}
@@ -72,7 +72,7 @@ class Network:
 
 
 def residual() -> Packed:
-    """±1 by ±1 with a shortcut, as most binary networks are."""
+    """±1 weights and inputs with a shortcut, as in most binary networks."""
     n = Network(3, 6, 6, preprocess={"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.3]})
     affine = {"step": "affine", "scale": n.tensor(8), "shift": n.tensor(8)}
     first = n.conv(0, 8, 3, 3, 3, weight=n.tensor(8, 3, 3, 3), padding=[1, 1, 1, 1], steps=[affine])
@@ -92,7 +92,7 @@ def residual() -> Packed:
 
 
 def pools() -> Packed:
-    """Windows of all sorts, in float."""
+    """Float convolutions and pools with many kinds of windows."""
     n = Network(4, 9, 7)
     clamp = {"step": "clamp", "low": 0.0, "high": None}
     x = n.conv(
@@ -162,7 +162,7 @@ def levels() -> Packed:
 
 
 def even() -> Packed:
-    """Codes of three bits whose thresholds lie evenly, one line for all channels and one for each."""
+    """Codes of three bits with evenly spaced thresholds, shared by all channels and per channel."""
     n = Network(4, 3, 5)
     steps = np.arange(7, dtype=np.float32)[:, None]
     fields = {"strict": [False] * 7, "coding": "levels", "scales": [0.5, 1.0, 2.0], "offset": -1.75}
@@ -186,7 +186,7 @@ def pieces() -> Packed:
 
 
 def smooth() -> Packed:
-    """Curves, norms and shuffles, before and after a code."""
+    """Activations, norms and shuffles, before and after a code."""
     n = Network(4, 5, 6)
     x = n.op("curve", 0, function="gelu")
     x = n.op("normalize", x, groups=2, epsilon=1e-5)
@@ -203,7 +203,7 @@ def smooth() -> Packed:
 
 
 def several() -> Packed:
-    """Outputs at the end and within, one of them read by a quantizer, a map and a pool, another returned twice."""
+    """Final and intermediate outputs: one read by a quantizer, a map and a pool, another returned twice."""
     n = Network(3, 6, 6)
     affine = {"step": "affine", "scale": n.tensor(8), "shift": n.tensor(8)}
     features = n.conv(
@@ -221,7 +221,7 @@ def several() -> Packed:
 
 
 def vector() -> Packed:
-    """A perceptron: features, no pixels."""
+    """A perceptron: features instead of pixels."""
     n = Network(20, 1, 1)
     code = n.signs(0)
     affine = {"step": "affine", "scale": n.tensor(70), "shift": n.tensor(70)}
@@ -231,7 +231,7 @@ def vector() -> Packed:
 
 
 def pair() -> Packed:
-    """A tuple of vectors, the first of which is made last."""
+    """A tuple of vectors, the first of which is computed last."""
     n = Network(6, 1, 1)
     x = n.conv(n.signs(0), 9, 6, 1, 1, bits=n.bits(1, 9, 6), scales=n.tensor(1, 9))
     y = n.conv(n.signs(x), 2, 9, 1, 1, bits=n.bits(1, 2, 9), scales=n.tensor(1, 2))

@@ -19,7 +19,7 @@ const Kernels* find_kernels(const std::string& isa) {
   for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels(), avx2_intrinsics_kernels(),
                            portable_look_up_kernels(), portable_popcount_kernels()})
     if (k && (isa.empty() || isa == k->name)) return k;
-  throw std::runtime_error("no instruction set '" + isa + "' in this build or on this CPU");
+  throw std::runtime_error("instruction set '" + isa + "' is not supported by this build or this CPU");
 }
 
 // Memory aligned for vectors and cache lines.
@@ -38,7 +38,7 @@ class AlignedBytes {
   uint8_t* data_;
 };
 
-// Room for one image on its way through the network.
+// The buffers of one image.
 struct Arena {
   AlignedBytes memory;
   std::vector<float*> values;
@@ -54,15 +54,13 @@ struct Arena {
 };
 
 struct EngineWorkspace : Workspace {
-  std::vector<std::unique_ptr<Arena>> arenas;  // one, or one a thread
+  std::vector<std::unique_ptr<Arena>> arenas;  // one, or one per thread
 };
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Threads work on images of their own only if an arena is no larger than this, about a core's cache: larger ones would
-// compete for memory, and all threads on one image are faster.
+// Threads work on separate images only if an arena is no larger than this, about a core's cache. Larger arenas compete for memory
+// bandwidth, so all threads work on one image.
 constexpr int64_t kLargeArena = int64_t{1} << 20;
 
 class EngineImpl : public Engine {
@@ -91,11 +89,9 @@ class EngineImpl : public Engine {
     if (pool && (pool->threads() == 1 || pool->threads() > threads_)) pool = nullptr;
     int done = 0;
     if (pool && !seconds && static_cast<int>(arenas.size()) >= pool->threads() && batch > 1) {
-      // Whole images side by side need no waiting for each other; the rest shares the threads.
+      // Images that run in parallel do not wait for each other. All threads share the remaining ones.
       done = batch / pool->threads() * pool->threads();
-      auto image = [&](int i, int thread) {
-        run_image(input, outputs, i, *arenas[thread], nullptr, nullptr);
-      };
+      auto image = [&](int i, int thread) { run_image(input, outputs, i, *arenas[thread], nullptr, nullptr); };
       RunContext context;
       context.pool = pool;
       parallel(context, done, image);
@@ -113,13 +109,13 @@ class EngineImpl : public Engine {
   std::unique_ptr<Task> make_task(PlannedOp& planned) const {
     const Op& op = graph_.ops[planned.op];
     if (op.kind == OpKind::Conv) return make_conv(op, planned);
-    auto finisher = [&] { return std::make_unique<Finisher>(op.shape, planned.steps, planned.emits, plan_.values); };
+    auto epilogue = [&] { return std::make_unique<Epilogue>(op.shape, planned.steps, planned.emits, plan_.values); };
     const int input = op.inputs[0];
     switch (op.kind) {
       case OpKind::Quantize:
-      case OpKind::Map: return make_map(input, plan_.values, finisher(), threads_);
+      case OpKind::Map: return make_map(input, plan_.values, epilogue(), threads_);
       case OpKind::MaxPool:
-      case OpKind::AvgPool: return make_pool(op, input, plan_.values, finisher());
+      case OpKind::AvgPool: return make_pool(op, input, plan_.values, epilogue());
       default: return make_simple(op, planned.emits.value, plan_.values);
     }
   }
@@ -131,23 +127,22 @@ class EngineImpl : public Engine {
       const Op& pool = graph_.ops[planned.pool];
       std::vector<Step> before = planned.steps, after;
       if (pool.kind == OpKind::MaxPool && make_rising(op.conv, before)) before.swap(after);
-      auto own = std::make_unique<Finisher>(op.shape, before, Emits(), plan_.values);
-      auto last = std::make_unique<Finisher>(pool.shape, after, planned.emits, plan_.values);
+      auto own = std::make_unique<Epilogue>(op.shape, before, Emits(), plan_.values);
+      auto last = std::make_unique<Epilogue>(pool.shape, after, planned.emits, plan_.values);
       return make_float_conv(op, input, plan_.values, std::move(own), &pool, std::move(last), threads_);
     }
-    auto finisher = std::make_unique<Finisher>(op.shape, planned.steps, planned.emits, plan_.values);
-    if (!graph_.is_code(input))
-      return make_float_conv(op, input, plan_.values, std::move(finisher), nullptr, nullptr, threads_);
+    auto epilogue = std::make_unique<Epilogue>(op.shape, planned.steps, planned.emits, plan_.values);
+    if (!graph_.is_code(input)) return make_float_conv(op, input, plan_.values, std::move(epilogue), nullptr, nullptr, threads_);
     const Quantizer& quantizer = graph_.ops[input - 1].quantizer;
     if (!looks_up(op, quantizer, graph_.shape(input), kernels_))
       return (counts_channels(op) ? make_channel_count : make_counting_conv)(op, quantizer, input, plan_.values,
-                                                                             std::move(finisher), threads_);
+                                                                             std::move(epilogue), threads_);
     const bool popcount = kernels_.popcount_tile && !small_groups(op, graph_.shape(input));
     const auto make = popcount ? make_popcount_conv : make_look_up_conv;
-    return make(op, quantizer, input, plan_.values, std::move(finisher), kernels_, threads_);
+    return make(op, quantizer, input, plan_.values, std::move(epilogue), kernels_, threads_);
   }
 
-  // The weights' scales take a factor that would follow right after.
+  // Folds a factor that directly follows into the scales of the weights.
   static void fold_scale(Convolution& conv, std::vector<Step>& steps) {
     if (steps.empty() || steps[0].kind != StepKind::Affine || steps[0].scale.empty()) return;
     const std::vector<float> scale = std::move(steps[0].scale);
@@ -158,9 +153,9 @@ class EngineImpl : public Engine {
     for (size_t o = 0; o < conv.offset.size(); o++) conv.offset[o] *= factor(static_cast<int>(o));
   }
 
-  // The largest of several values that rise with their sums is the value of the largest sum, to the last bit, since rounding never
-  // changes an order: steps that rise can wait until after the pool, where a stem has a quarter of the pixels. A filter whose factor
-  // is negative is turned round with it. Whether all steps rise now.
+  // Monotone steps commute with a max pool, to the last bit, because rounding never changes an order. So they can run after the
+  // pool, where a stem has a quarter of the pixels. Filters with a negative factor are negated together with the factor. Returns
+  // whether all steps are monotone now.
   static bool make_rising(Convolution& conv, std::vector<Step>& steps) {
     if (!steps.empty() && steps[0].kind == StepKind::Affine && !conv.weight.empty()) {
       std::vector<float>& scale = steps[0].scale;
@@ -179,7 +174,7 @@ class EngineImpl : public Engine {
     });
   }
 
-  // The tasks have them packed.
+  // The tasks have packed copies.
   void give_up_weights() {
     for (Op& op : graph_.ops) {
       std::vector<float>().swap(op.conv.weight);

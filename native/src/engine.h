@@ -1,4 +1,4 @@
-// Runs a Graph: memory planned once, weights packed once, nothing allocated while running.
+// Runs a Graph. Memory is planned and weights are packed once; a run allocates nothing.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@ namespace unflip {
 class ThreadPool;
 struct Kernels;
 
-// Instruction sets whose kernels this build has and this CPU can run, best first; "portable" is always there.
+// The instruction sets that this build contains and this CPU supports, best first. "portable" is always among them.
 std::vector<std::string> instruction_sets();
 
-// What one run needs besides the model: buffers of fixed size. One run at a time may use it.
+// The buffers of one run. Only one run at a time may use a workspace.
 class Workspace {
  public:
   virtual ~Workspace() = default;
@@ -23,20 +23,20 @@ class Workspace {
 
 class Engine {
  public:
-  // isa: a name from instruction_sets(), or empty for the first of them. Throws std::runtime_error.
+  // isa: a name from instruction_sets(), or empty for the best one. Throws std::runtime_error.
   static std::unique_ptr<Engine> create(Graph graph, const std::string& isa, int threads);
-  // For benchmarks: with these kernels, which have to live as long.
+  // For benchmarks: uses these kernels, which must outlive the engine.
   static std::unique_ptr<Engine> create(Graph graph, const Kernels& kernels, int threads);
   virtual ~Engine() = default;
 
   virtual std::unique_ptr<Workspace> workspace() const = 0;
 
-  // input: batch x C x H x W floats; outputs: for each of the graph's, room for as many samples of its shape. Never throws.
-  // pool may be null: then this thread alone works. seconds: null, or one double an op to which the time spent in it is added.
+  // input: batch x C x H x W floats. outputs: for each output of the graph, space for batch samples. Never throws.
+  // pool: null to use only this thread. seconds: null, or one double per op, to which the time spent in the op is added.
   virtual void run(const float* input, float* const* outputs, int batch, Workspace& workspace, ThreadPool* pool,
                    double* seconds) const = 0;
 
-  virtual const Graph& graph() const = 0;  // its large vectors (weights) may have been given up
+  virtual const Graph& graph() const = 0;  // its large vectors (weights) may have been freed
   virtual const std::string& isa() const = 0;
   virtual size_t workspace_bytes() const = 0;
 };

@@ -13,20 +13,20 @@
 namespace unflip {
 namespace {
 
-constexpr int kMaxSize = 65'536;          // of height, width and what goes along them
-constexpr int kMaxChannels = 1'048'576;  // flattened images are many
+constexpr int kMaxSize = 65'536;         // of height, width, and everything measured along them
+constexpr int kMaxChannels = 1'048'576;  // large, because a flattened image has many
 constexpr size_t kMaxOps = 100'000;
 constexpr int64_t kMaxElements = int64_t{1} << 28;  // of a value
-constexpr uint64_t kMaxBytes = uint64_t{1} << 31;   // of tensors, each counted as often as it is used
+constexpr uint64_t kMaxBytes = uint64_t{1} << 31;   // of tensors, counted once per use
 constexpr size_t kMaxName = 4096;
 constexpr int kMaxPlanes = 8, kMaxSteps = 255;
 constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256, kMaxOutputs = 4096;
 
-constexpr std::string_view kKinds[] = {"quantize", "conv",   "map",   "max_pool", "avg_pool", "mean",
-                                       "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax",
-                                       "log_softmax", "curve", "normalize", "upsample", "pixel_shuffle", "channel_shuffle",
-                                       "resize"};
-constexpr std::string_view kCurves[] = {"sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "mish"};
+constexpr std::string_view kActivations[] = {
+#define UNFLIP_NAME(activation, name) name,
+    UNFLIP_ACTIVATIONS(UNFLIP_NAME)
+#undef UNFLIP_NAME
+};
 constexpr std::string_view kSteps[] = {"affine", "prelu", "clamp", "add", "mul"};
 
 template <size_t n>
@@ -53,8 +53,8 @@ std::string text_of(const std::vector<int64_t>& shape) {
   return text + ")";
 }
 
-// An object of the graph whose fields are taken one by one. What is left at the end is unknown, and refused: a field we do not
-// know may change what the network computes.
+// An object of the graph whose fields are read one by one. Fields that were not read at the end are refused, because an unknown
+// field may change what the network computes.
 class Fields {
  public:
   Fields(std::string_view text, const Json& object, std::string where) : text_(text), object_(object), where_(std::move(where)) {
@@ -112,7 +112,7 @@ class Fields {
     return result;
   }
 
-  // count whole numbers; names says which, as in "[h, w]".
+  // `count` whole numbers; `names` describes them, such as "[h, w]".
   void integers(const char* key, const char* names, int least, int most, int* results, size_t count) {
     const std::string right = std::string(names) + ", whole numbers " + range(least, most);
     const std::vector<Json>& items = list(key, right);
@@ -217,14 +217,14 @@ class Loader {
   void check_preprocess(const Json& json) const {
     Fields fields(container_.graph, json, "preprocess");
     const size_t channels = static_cast<size_t>(graph_.input.channels);
-    const std::string right = std::to_string(channels) + " numbers, one a channel";
+    const std::string right = std::to_string(channels) + " numbers, one per channel";
     fields.numbers("mean", right, channels, channels);
     for (float deviation : fields.numbers("std", right, channels, channels))
       if (!(deviation > 0)) fields.wrong("std", "numbers above 0");
     fields.finish();
   }
 
-  // 'output' is one value; 'outputs' are values with names, and 'structure' what they were in.
+  // 'output' is one value. 'outputs' are values with names, and 'structure' is their container.
   void read_outputs(Fields& fields) {
     if (fields.optional("outputs") == nullptr) return add_output(fields, "output", "output");
     if (fields.optional("output") != nullptr) fields.fail("it must have 'output' or 'outputs', not both");
@@ -264,8 +264,8 @@ class Loader {
       if (i < 10) channels += (i > 0 ? " or " : "") + std::to_string(count);
       fitting |= labels.items.size() == static_cast<size_t>(count);
     }
-    const std::string right = "null or " + channels + " strings, one for each channel of " +
-                              (graph_.outputs.size() == 1 ? "the output" : "an output");
+    const std::string right =
+        "null or " + channels + " strings, one for each channel of " + (graph_.outputs.size() == 1 ? "the output" : "an output");
     if (labels.type != Json::Type::Array || !fitting) fields.wrong("labels", right);
     for (const Json& label : labels.items)
       if (label.type != Json::Type::String) fields.wrong("labels", right);
@@ -278,12 +278,12 @@ class Loader {
     Fields fields(container_.graph, json, number);
     Op op;
     const std::string& kind = fields.string("op");
-    const int found = position(kKinds, kind);
-    if (found < 0) fields.wrong("op", "one of " + listed(kKinds));
+    const int found = position(kOpNames, kind);
+    if (found < 0) fields.wrong("op", "one of " + listed(kOpNames));
     op.kind = static_cast<OpKind>(found);
     op.name = fields.string("name");
     if (op.name.size() > kMaxName) fields.fail("'name' is longer than 4,096 bytes");
-    if (op.name.find('\0') != std::string::npos) fields.fail("'name' must not hold a NUL");
+    if (op.name.find('\0') != std::string::npos) fields.fail("'name' must not contain a NUL");
     fields.rename(number + " (" + kind + " '" + op.name.substr(0, 200) + "')");
     read_inputs(fields, op);
     read_kind(fields, op);
@@ -307,7 +307,7 @@ class Loader {
     }
   }
 
-  // The number of the newest value so far.
+  // The number of the latest value.
   int made() const { return static_cast<int>(graph_.ops.size()); }
 
   void read_kind(Fields& fields, Op& op) {
@@ -326,7 +326,7 @@ class Loader {
       case OpKind::Flatten: set_shape(fields, op, in.size(), 1, 1); break;
       case OpKind::Softmax:
       case OpKind::LogSoftmax: set_shape(fields, op, in.channels, in.height, in.width); break;
-      case OpKind::Curve: read_curve(fields, op, in); break;
+      case OpKind::Activation: read_activation(fields, op, in); break;
       case OpKind::Normalize: read_normalize(fields, op, in); break;
       case OpKind::Upsample: read_upsample(fields, op, in); break;
       case OpKind::PixelShuffle: read_pixel_shuffle(fields, op, in); break;
@@ -363,7 +363,7 @@ class Loader {
     q.per_channel = columns != 1;
     q.thresholds = floats(fields, "thresholds", thresholds);
 
-    const std::string right = "a list of " + std::to_string(steps) + " booleans, one a step";
+    const std::string right = "a list of " + std::to_string(steps) + " booleans, one per step";
     const std::vector<Json>& strict = fields.list("strict", right);
     if (strict.size() != static_cast<size_t>(steps)) fields.wrong("strict", right);
     for (const Json& item : strict) {
@@ -384,7 +384,7 @@ class Loader {
     if (q.levels)
       for (planes = 0; (steps >> planes) > 0;) ++planes;
     if (planes > kMaxPlanes) fields.fail(std::to_string(planes) + " planes; at most 8 are allowed");
-    q.scales = fields.numbers("scales", std::to_string(planes) + " numbers, one a plane", planes, planes);
+    q.scales = fields.numbers("scales", std::to_string(planes) + " numbers, one per plane", planes, planes);
     for (size_t p = 1; q.levels && p < planes; ++p)
       if (q.scales[p] != std::ldexp(q.scales[0], static_cast<int>(p)))
         fields.wrong("scales", "scales[0] times 1, 2, 4, ... with the coding \"levels\"");
@@ -393,7 +393,7 @@ class Loader {
   void read_conv(Fields& fields, Op& op, const Shape& in) {
     Convolution& c = op.conv;
     int shape[4], padding[4];
-    fields.integers("shape", "[O, I, kh, kw]", 1, kMaxChannels, shape, 4);  // a large kernel fits no image
+    fields.integers("shape", "[O, I, kh, kw]", 1, kMaxChannels, shape, 4);  // a kernel that is too large is refused below
     c.filters = shape[0], c.channels = shape[1], c.kernel = {shape[2], shape[3]};
     c.stride = fields.pair("stride", 1, kMaxSize);
     c.dilation = fields.pair("dilation", 1, kMaxSize);
@@ -445,7 +445,7 @@ class Loader {
     }
     const int64_t bytes = (signs + 7) / 8;
     if (bits.shape[0] != bytes)
-      wrong_shape(fields, "bits", bits, "(" + std::to_string(bytes) + "): " + std::to_string(signs) + " signs, eight a byte");
+      wrong_shape(fields, "bits", bits, "(" + std::to_string(bytes) + "): " + std::to_string(signs) + " signs, eight per byte");
     if (signs % 8 != 0 && bits.data[bytes - 1] >> (signs % 8) != 0)
       fields.fail("'bits': the bits left over in the last byte must be 0");
     count_bytes(fields, bits.bytes);
@@ -457,7 +457,7 @@ class Loader {
     c.offset = spread(fields, std::move(c.offset), c.filters, c.offset.size() == 1);
   }
 
-  // Each number count times, where it is shared.
+  // Repeats each number `count` times, if it is shared.
   std::vector<float> spread(const Fields& fields, std::vector<float> values, int count, bool shared) {
     if (!shared || count == 1) return values;
     count_bytes(fields, values.size() * static_cast<size_t>(count) * sizeof(float));
@@ -474,7 +474,7 @@ class Loader {
     p.padding = fields.pair("padding", 0, kMaxSize);
     const bool ceil = fields.boolean("ceil");
     if (op.kind == OpKind::AvgPool) p.count_padding = fields.boolean("count_padding");
-    // PyTorch's rule; with more, a window could lie in the padding alone.
+    // PyTorch's rule: with more, a window could consist of padding only.
     if (p.padding.h > p.kernel.h / 2 || p.padding.w > p.kernel.w / 2) fields.wrong("padding", "at most half the kernel");
     set_shape(fields, op, in.channels, pool_size(fields, in.height, p.kernel.h, p.stride.h, p.padding.h, ceil),
               pool_size(fields, in.width, p.kernel.w, p.stride.w, p.padding.w, ceil));
@@ -482,7 +482,7 @@ class Loader {
 
   static int64_t pool_size(const Fields& fields, int64_t size, int64_t kernel, int64_t stride, int64_t padding, bool ceil) {
     const int64_t room = size + 2 * padding - kernel;
-    // In PyTorch's formula rounding up may give one window even where it does not fit whole.
+    // In PyTorch's formula, rounding up may give one window even if it does not fit completely.
     const int64_t above = room + (ceil ? stride - 1 : 0);
     if (above < 0) fields.fail("the kernel is larger than the padded input of " + std::to_string(size + 2 * padding) + " pixels");
     int64_t windows = above / stride + 1;
@@ -505,17 +505,17 @@ class Loader {
       fields.wrong("groups", "a number that divides " + std::to_string(in.channels) + ", the input's channels");
   }
 
-  static void read_curve(Fields& fields, Op& op, const Shape& in) {
-    const int found = position(kCurves, fields.string("function"));
-    if (found < 0) fields.wrong("function", "one of " + listed(kCurves));
-    op.curve = static_cast<Curve>(found);
+  static void read_activation(Fields& fields, Op& op, const Shape& in) {
+    const int found = position(kActivations, fields.string("function"));
+    if (found < 0) fields.wrong("function", "one of " + listed(kActivations));
+    op.activation = static_cast<Activation>(found);
     set_shape(fields, op, in.channels, in.height, in.width);
   }
 
   static void read_normalize(Fields& fields, Op& op, const Shape& in) {
     read_groups(fields, op, in);
     op.epsilon = fields.number("epsilon");
-    if (!(op.epsilon > 0)) fields.wrong("epsilon", "a number above 0");  // a group of equal numbers would be divided by 0
+    if (!(op.epsilon > 0)) fields.wrong("epsilon", "a number above 0");  // otherwise a group of equal numbers is divided by 0
     set_shape(fields, op, in.channels, in.height, in.width);
   }
 
@@ -636,7 +636,7 @@ class Loader {
   const Tensor& tensor(Fields& fields, const char* key, Dtype dtype, size_t dimensions) {
     const std::string& name = fields.string(key, "a tensor's name");
     const auto found = container_.tensors.find(name);
-    if (found == container_.tensors.end()) fields.wrong(key, "a tensor's name; the file has none");
+    if (found == container_.tensors.end()) fields.wrong(key, "the name of a tensor in the file");
     used_.insert(name);
     const Tensor& tensor = found->second;
     if (tensor.dtype != dtype)
@@ -647,7 +647,7 @@ class Loader {
     return tensor;
   }
 
-  // One tensor may be used by many ops, and each of them gets a copy: without a limit, a small file could ask for any amount.
+  // Many ops may use one tensor, and each gets a copy. Without a limit, a small file could request any amount of memory.
   void count_bytes(const Fields& fields, uint64_t bytes) {
     bytes_ += bytes;
     if (bytes_ > kMaxBytes) fields.fail("the graph's tensors are more than 2^31 bytes");
@@ -657,7 +657,7 @@ class Loader {
     count_bytes(fields, tensor.bytes);
     std::vector<float> values(tensor.bytes / sizeof(float));
     for (size_t i = 0; i < values.size(); ++i) {
-      const uint8_t* b = tensor.data + 4 * i;  // little endian, whatever this machine is
+      const uint8_t* b = tensor.data + 4 * i;  // little endian on every machine
       const uint32_t bits = uint32_t{b[0]} | uint32_t{b[1]} << 8 | uint32_t{b[2]} << 16 | uint32_t{b[3]} << 24;
       if ((bits & 0x7F800000u) == 0x7F800000u)
         fields.fail(std::string("'") + key + "' has a NaN or an infinity at position " + std::to_string(i));
@@ -666,7 +666,7 @@ class Loader {
     return values;
   }
 
-  // A tensor (count) or (1).
+  // A tensor of shape (count) or (1).
   std::vector<float> channel_floats(Fields& fields, const char* key, int count) {
     const Tensor& found = tensor(fields, key, Dtype::F32, 1);
     if (found.shape[0] != 1 && found.shape[0] != count) wrong_shape(fields, key, found, "(" + std::to_string(count) + ") or (1)");
@@ -686,8 +686,8 @@ Graph load_graph(const uint8_t* data, size_t size, bool check_hash) {
 }
 
 const char* kind_name(const Op& op) {
-  if (op.kind == OpKind::Curve) return kCurves[static_cast<size_t>(op.curve)].data();
-  return kKinds[static_cast<size_t>(op.kind)].data();
+  if (op.kind == OpKind::Activation) return kActivations[static_cast<size_t>(op.activation)].data();
+  return kOpNames[static_cast<size_t>(op.kind)].data();
 }
 
 }  // namespace unflip

@@ -1,41 +1,69 @@
-// A network as the file describes it (docs/format.md), checked and with every shape known.
-// The loader makes it, the engine runs it, and neither knows more of the other.
+// A network as described by the file (docs/format.md), validated and with all shapes known.
+// It is the only interface between the loader, which makes it, and the engine, which runs it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "curve.h"
+#include "activation.h"
 
 namespace unflip {
 
 struct Shape {
   int channels = 0, height = 0, width = 0;
   int64_t size() const { return int64_t{channels} * height * width; }
-  bool operator==(const Shape& o) const {
-    return channels == o.channels && height == o.height && width == o.width;
-  }
+  bool operator==(const Shape& o) const { return channels == o.channels && height == o.height && width == o.width; }
 };
 
 struct Pair {
   int h = 1, w = 1;
 };
 
+// Every op with its name in the file: the only list of ops in this library.
+#define UNFLIP_OPS(OP)                  \
+  OP(Quantize, "quantize")              \
+  OP(Conv, "conv")                      \
+  OP(Map, "map")                        \
+  OP(MaxPool, "max_pool")               \
+  OP(AvgPool, "avg_pool")               \
+  OP(Mean, "mean")                      \
+  OP(MeanAbs, "mean_abs")               \
+  OP(Concat, "concat")                  \
+  OP(Slice, "slice")                    \
+  OP(Pad, "pad")                        \
+  OP(Flatten, "flatten")                \
+  OP(Softmax, "softmax")                \
+  OP(LogSoftmax, "log_softmax")         \
+  OP(Activation, "curve")               \
+  OP(Normalize, "normalize")            \
+  OP(Upsample, "upsample")              \
+  OP(PixelShuffle, "pixel_shuffle")     \
+  OP(ChannelShuffle, "channel_shuffle") \
+  OP(Resize, "resize")
+
 enum class OpKind {
-  Quantize, Conv, Map, MaxPool, AvgPool, Mean, MeanAbs, Concat, Slice, Pad, Flatten, Softmax, LogSoftmax, Curve, Normalize,
-  Upsample, PixelShuffle, ChannelShuffle, Resize
+#define UNFLIP_OP(kind, name) kind,
+  UNFLIP_OPS(UNFLIP_OP)
+#undef UNFLIP_OP
+};
+
+constexpr std::string_view kOpNames[] = {
+#define UNFLIP_OP(kind, name) name,
+    UNFLIP_OPS(UNFLIP_OP)
+#undef UNFLIP_OP
 };
 
 enum class StepKind { Affine, Prelu, Clamp, Add, Mul };
 
-// One element-wise step. Vectors have one element, or one a channel; an absent scale or shift is empty.
+// One element-wise step. Vectors have one element, or one per channel. A missing scale or shift is empty.
 struct Step {
   StepKind kind = StepKind::Affine;
   std::vector<float> scale, shift;  // Affine
   std::vector<float> slope;         // Prelu
-  float low = 0, high = 0;          // Clamp; -inf and +inf where the file has null
+  float low = 0, high = 0;          // Clamp; -inf and +inf if null in the file
   int value = 0;                    // Add, Mul
 };
 
@@ -43,47 +71,47 @@ struct Step {
 struct Quantizer {
   std::vector<float> thresholds;  // steps x channels, or steps x 1
   bool per_channel = false;
-  std::vector<bool> strict;  // one a step: x > t, not x >= t
-  bool levels = false;       // planes are the binary digits of the number of steps reached
-  std::vector<float> scales;  // one a plane
+  std::vector<bool> strict;   // one per step: x > t instead of x >= t
+  bool levels = false;        // planes are the binary digits of the number of steps reached
+  std::vector<float> scales;  // one per plane
   float offset = 0;
   int steps() const { return static_cast<int>(strict.size()); }
   int planes() const { return static_cast<int>(scales.size()); }
 };
 
 struct Convolution {
-  int filters = 0, channels = 0;  // channels of a filter: those of the input over groups
+  int filters = 0, channels = 0;  // channels: of a filter = input channels / groups
   Pair kernel, stride, dilation;
   int top = 0, left = 0, bottom = 0, right = 0;
   int groups = 1;
   std::vector<float> weight;  // filters x channels x kernel; empty for binary weights
   int bases = 0;              // binary weights: sum over bases of scale * sign, plus offset
   std::vector<uint8_t> bits;  // as in the file
-  std::vector<float> scales;  // bases x filters (the loader spreads a shared one)
-  std::vector<float> offset;  // one a filter, or empty
+  std::vector<float> scales;  // bases x filters (the loader repeats a shared scale)
+  std::vector<float> offset;  // one per filter, or empty
 };
 
 struct Pool {
   Pair kernel, stride, padding{0, 0};
-  bool count_padding = false;  // rounding up is already in the output's shape
+  bool count_padding = false;  // ceil_mode is already part of the output's shape
 };
 
 struct Op {
   OpKind kind = OpKind::Map;
   std::string name;
   std::vector<int> inputs;
-  std::vector<Step> steps;  // Conv, Map
-  Quantizer quantizer;      // Quantize
-  Convolution conv;         // Conv
-  Pool pool;                // MaxPool, AvgPool
-  int groups = 1;           // MeanAbs over channels, Normalize, ChannelShuffle
-  bool over_sample = false; // MeanAbs
-  Curve curve = Curve::Sigmoid;  // Curve
-  float epsilon = 0;        // Normalize
-  Pair factor;              // Upsample, PixelShuffle
-  bool align_corners = false;  // Resize; its size is the shape's
-  int start[3] = {0, 0, 0}, step[3] = {1, 1, 1};  // Slice; where it stops is in the shape
-  int before[3] = {0, 0, 0};                      // Pad; what is after is in the shape
+  std::vector<Step> steps;                        // Conv, Map
+  Quantizer quantizer;                            // Quantize
+  Convolution conv;                               // Conv
+  Pool pool;                                      // MaxPool, AvgPool
+  int groups = 1;                                 // MeanAbs over channels, Normalize, ChannelShuffle
+  bool over_sample = false;                       // MeanAbs
+  Activation activation = Activation::Sigmoid;    // Activation
+  float epsilon = 0;                              // Normalize
+  Pair factor;                                    // Upsample, PixelShuffle
+  bool align_corners = false;                     // Resize; its size is `shape`
+  int start[3] = {0, 0, 0}, step[3] = {1, 1, 1};  // Slice; where it stops follows from `shape`
+  int before[3] = {0, 0, 0};                      // Pad; the padding after follows from `shape`
   Shape shape;                                    // of the op's value
 };
 
@@ -93,25 +121,25 @@ struct Output {
   int value = 0;
 };
 
-// What the user's model returned, for bindings that give back the same.
+// What the user's model returned, so that bindings can return the same structure.
 enum class Structure { Tensor, Tuple, Dict };
 
 struct Graph {
   Shape input;
-  std::vector<Op> ops;  // ops[i] makes value i + 1
-  std::vector<Output> outputs;  // at least one; of a Tensor, one called "output"
+  std::vector<Op> ops;          // ops[i] makes value i + 1
+  std::vector<Output> outputs;  // at least one; for Structure::Tensor one named "output"
   Structure structure = Structure::Tensor;
-  std::string preprocess, labels;  // JSON as it stands in the file, "null" if absent
+  std::string preprocess, labels;  // JSON text from the file, "null" if missing
 
   const Shape& shape(int value) const { return value == 0 ? input : ops[value - 1].shape; }
   const Shape& output_shape(size_t output) const { return shape(outputs[output].value); }
   bool is_code(int value) const { return value > 0 && ops[value - 1].kind == OpKind::Quantize; }
 };
 
-// Reads a .unflip file's bytes and checks all that docs/format.md says of them. Throws std::runtime_error, which names the op, the
-// field and what would be right. check_hash = false is for fuzzing: a mutated file's hash is always wrong.
+// Reads a .unflip file's bytes and checks every rule of docs/format.md. Throws std::runtime_error with the op, the field and the
+// accepted values. check_hash = false is for fuzzing: a mutated file's hash is always wrong.
 Graph load_graph(const uint8_t* data, size_t size, bool check_hash = true);
 
-const char* kind_name(const Op& op);  // as in the file: "max_pool"; of a curve its function
+const char* kind_name(const Op& op);  // as in the file: "max_pool"; for an activation its function
 
 }  // namespace unflip

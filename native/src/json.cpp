@@ -108,7 +108,7 @@ class Parser {
     std::vector<std::string_view> sorted(keys.begin(), keys.end());
     std::sort(sorted.begin(), sorted.end());
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-    if (twice != sorted.end()) fail("the key \"" + std::string(twice->substr(0, 100)) + "\" is there twice");
+    if (twice != sorted.end()) fail("the key \"" + std::string(twice->substr(0, 100)) + "\" occurs twice");
   }
 
   void digits() {
@@ -137,7 +137,7 @@ class Parser {
     value.number = convert(text_.substr(begin, at_ - begin));
   }
 
-  // strtod would read "0.5" as 0 where the program's locale writes 0,5.
+  // Not strtod: it reads "0.5" as 0 if the program's locale uses a decimal comma.
   double convert(std::string_view digits) const {
     double result = 0;
 #if defined(__cpp_lib_to_chars)
@@ -228,7 +228,7 @@ class Parser {
     }
   }
 
-  // One character of two to four bytes: neither overlong nor half of a surrogate pair.
+  // One character of two to four bytes: not overlong, not half of a surrogate pair.
   void utf8(std::string& result) {
     const unsigned char lead = static_cast<unsigned char>(text_[at_]);
     const int length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;

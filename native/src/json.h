@@ -1,5 +1,5 @@
-// A small strict JSON reader for files that nobody vouches for: what it accepts is RFC 8259, less duplicate keys, and with limits
-// on depth and on the number of values, so that a small file cannot become a large tree.
+// A small strict JSON reader for untrusted files: RFC 8259 without duplicate keys. Depth and number of values are limited, so
+// that a small file cannot become a large tree.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@ struct Json {
   bool boolean = false;
   double number = 0;
   std::string string;
-  std::vector<Json> items;        // of an array, or an object's values
-  std::vector<std::string> keys;  // of an object, one for each item
-  size_t begin = 0, end = 0;      // where it stands in the text
+  std::vector<Json> items;        // the items of an array, or the values of an object
+  std::vector<std::string> keys;  // the keys of an object, one per item
+  size_t begin = 0, end = 0;      // its position in the text
 
-  const Json* find(std::string_view key) const;  // in an object; null where it has none
+  const Json* find(std::string_view key) const;  // in an object; null if the key is missing
 };
 
-// Throws std::runtime_error: what is wrong, and at which byte.
+// Throws std::runtime_error with the problem and its byte position.
 Json parse_json(std::string_view text);
 
 // "an object", "a string", ...
 const char* type_name(Json::Type type);
 
-// For messages: the value as it stands in the text, cut where it is long.
+// For messages: the value as written in the text, shortened if long.
 std::string shown(std::string_view text, const Json& value);
 
 }  // namespace unflip

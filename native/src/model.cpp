@@ -1,4 +1,4 @@
-// The C API (unflip.h): files, errors as text, and room for many threads to run one model at once.
+// The C API (unflip.h): files, errors as text, and workspaces for many threads that run one model at the same time.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -27,7 +27,7 @@ using unflip::Workspace;
 
 struct unflip_model {
   std::unique_ptr<Engine> engine;
-  std::unique_ptr<ThreadPool> pool;  // null where one thread is enough
+  std::unique_ptr<ThreadPool> pool;  // null if there is only one thread
   int threads = 1;
   std::vector<std::string> names;
   std::mutex mutex;
@@ -38,11 +38,11 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr uintmax_t kMaxFile = uintmax_t{1} << 31;
-constexpr size_t kMaxWorkspace = size_t{1} << 34;  // a few hundred bytes of graph can ask for any amount
+constexpr size_t kMaxWorkspace = size_t{1} << 34;  // a graph of a few hundred bytes can request any amount
 
 thread_local std::string error_text;
 
-// Runs something that may throw; its error becomes text.
+// Calls an action that may throw and keeps its error as text.
 template <typename Result, typename Action>
 Result guarded(Result on_error, Action action) noexcept {
   try {
@@ -61,7 +61,7 @@ Result guarded(Result on_error, Action action) noexcept {
 
 std::vector<uint8_t> read_file(const fs::path& path) {
   const fs::file_status status = fs::status(path);
-  if (!fs::exists(status)) fail("there is no such file");
+  if (!fs::exists(status)) fail("the file does not exist");
   if (fs::is_directory(status)) fail("this is a folder, not a file");
   if (!fs::is_regular_file(status)) fail("this is not a regular file");
   const uintmax_t size = fs::file_size(path);
@@ -69,19 +69,19 @@ std::vector<uint8_t> read_file(const fs::path& path) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
   if (!file) fail("it cannot be opened");
   std::vector<uint8_t> data(static_cast<size_t>(size));
-  if (std::fread(data.data(), 1, data.size(), file.get()) != data.size()) fail("it could not be read to its end");
+  if (std::fread(data.data(), 1, data.size(), file.get()) != data.size()) fail("it could not be read completely");
   return data;
 }
 
 int checked_threads(int threads) {
   if (threads < 0 || threads > kMaxThreads)
-    fail("threads must be 1 .. 1024, or 0 for as many as there are cores, not " + std::to_string(threads));
+    fail("threads must be 1 .. 1024, or 0 for one per core, not " + std::to_string(threads));
   if (threads > 0) return threads;
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return cores < 1 ? 1 : cores > kMaxThreads ? kMaxThreads : cores;
 }
 
-// UNFLIP_ISA, or nothing for the best there is.
+// UNFLIP_ISA, or empty for the best set.
 std::string chosen_isa() {
   const char* wanted = std::getenv("UNFLIP_ISA");
   if (wanted == nullptr || *wanted == '\0') return "";
@@ -90,7 +90,7 @@ std::string chosen_isa() {
     if (isa == wanted) return isa;
     all += (all.empty() ? "" : ", ") + isa;
   }
-  fail(std::string("UNFLIP_ISA is '") + wanted + "', and this CPU and build have " + all);
+  fail(std::string("UNFLIP_ISA is '") + wanted + "', but this CPU and build support only " + all);
 }
 
 unflip_model* make_model(const uint8_t* data, size_t size, int threads) {
@@ -104,7 +104,7 @@ unflip_model* make_model(const uint8_t* data, size_t size, int threads) {
   return model.release();
 }
 
-// A workspace for as long as a run lasts. One that comes back is kept: as many are made as runs were ever under way at once.
+// A workspace for the duration of a run. Returned workspaces are kept, so there are as many as there were runs at the same time.
 class Lease {
  public:
   explicit Lease(unflip_model& model) : model_(model) {
@@ -121,7 +121,7 @@ class Lease {
     try {
       std::lock_guard<std::mutex> lock(model_.mutex);
       model_.idle.push_back(std::move(workspace_));
-    } catch (...) {  // no room in the list: the workspace goes
+    } catch (...) {  // no memory for the list: free the workspace
     }
   }
   Lease(const Lease&) = delete;
@@ -134,12 +134,12 @@ class Lease {
   std::unique_ptr<Workspace> workspace_;
 };
 
-// NaN compares as false, so it would become a bit like any other: -1 in one network, 0 in the next.
+// Comparisons with NaN are false, so NaN would silently become a bit: -1 in one network, 0 in another.
 void refuse_nan(const float* input, int batch, const unflip::Shape& shape) {
   const int64_t size = shape.size();
   for (int64_t sample = 0; sample < batch; ++sample) {
     const float* values = input + sample * size;
-    bool found = false;  // no branch within: this loop is one pass at the speed of memory
+    bool found = false;  // no branch in the loop, so that it runs at the speed of memory
     for (int64_t i = 0; i < size; ++i) found |= values[i] != values[i];
     if (!found) continue;
     int64_t at = 0;
@@ -150,7 +150,7 @@ void refuse_nan(const float* input, int batch, const unflip::Shape& shape) {
   }
 }
 
-// The functions for one output would not know what to do with the others.
+// Functions for one output cannot return several.
 void refuse_several(const unflip_model* model, const char* instead) {
   const size_t count = model->engine->graph().outputs.size();
   if (count != 1) fail("this network has " + std::to_string(count) + " outputs: call " + instead);

@@ -16,15 +16,15 @@ constexpr uint64_t kMaxHeader = 100'000'000;  // safetensors' own limit
 constexpr size_t kMaxName = 4096;
 constexpr size_t kHashDigits = 64;
 
-// What to do. src/unflip/packing/file.py says the same of the same files.
+// What the user can do. src/unflip/packing/file.py has the same messages for the same files.
 const std::string kMake = "; make a packed network with 'unflip pack'";
-const std::string kAgain = "; copy it again, or make it anew with 'unflip pack'";
+const std::string kAgain = "; copy it again, or pack the network again with 'unflip pack'";
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
 std::string in_bytes(uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
 
-// What people are most likely to have named .unflip.
+// Other kinds of files that are likely to be given by mistake.
 [[noreturn]] void not_ours(const uint8_t* data, size_t size) {
   if (size >= 4 && data[0] == 'P' && data[1] == 'K') fail("not a packed network but a zip file (torch.save writes one)" + kMake);
   if (size >= 2 && data[0] == 0x80 && data[1] >= 2 && data[1] <= 5) fail("not a packed network but a pickle" + kMake);
@@ -88,7 +88,7 @@ Tensor read_tensor(const Json& entry, const std::string& where, uint64_t room, u
   return tensor;
 }
 
-// Tensors fill the rest of the file, one after the other: two that overlap could say more than the file holds.
+// Tensors must fill the rest of the file without gaps or overlaps. Overlapping tensors could claim more data than the file has.
 void check_layout(std::vector<std::pair<uint64_t, uint64_t>> spans, uint64_t room) {
   std::sort(spans.begin(), spans.end());
   uint64_t at = 0;
@@ -99,7 +99,7 @@ void check_layout(std::vector<std::pair<uint64_t, uint64_t>> spans, uint64_t roo
   if (at != room) fail("the file has " + std::to_string(room) + " bytes of tensors, its table says " + std::to_string(at));
 }
 
-// What an accident has done to a file whose hash is wrong, as far as its length tells.
+// What happened to a file whose hash is wrong, as far as its length shows.
 std::string damage(const Json& header, uint64_t room) {
   uint64_t end = 0;
   for (const Json& entry : header.items) {
@@ -116,7 +116,7 @@ void check_hash_digits(const uint8_t* data, size_t size, const Json& header, uin
   const std::string& found = digits.string;
   const bool hex =
       std::all_of(found.begin(), found.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
-  // Written with escapes, the digits would not stand in the file as they are.
+  // The digits must be in the file without escapes, because they are searched as text.
   if (!hex || found.size() != kHashDigits || digits.end - digits.begin != kHashDigits + 2)
     fail("its sha256 must be 64 lowercase hex digits");
   const size_t at = 8 + digits.begin + 1;
@@ -129,7 +129,7 @@ void check_hash_digits(const uint8_t* data, size_t size, const Json& header, uin
 }
 
 const Json& checked_metadata(const Json& header) {
-  if (header.type != Json::Type::Object) fail("not a packed network: its header is no object");
+  if (header.type != Json::Type::Object) fail("not a packed network: its header is not an object");
   const Json* metadata = header.find("__metadata__");
   const Json* format = metadata != nullptr && metadata->type == Json::Type::Object ? metadata->find("format") : nullptr;
   if (format == nullptr || format->type != Json::Type::String || format->string != "unflip")
@@ -137,7 +137,7 @@ const Json& checked_metadata(const Json& header) {
   const std::string& version = member(*metadata, "version", Json::Type::String, "metadata").string;
   if (version != "1")
     fail("its format version is '" + version.substr(0, 20) +
-         "'; this unflip reads '1': install one that reads it, or pack the network anew");
+         "', but this unflip reads version '1'; install an unflip that reads it, or pack the network again");
   for (const std::string& key : metadata->keys)
     if (key != "format" && key != "version" && key != "graph" && key != "sha256")
       fail("metadata: unknown field '" + key.substr(0, 100) + "'");

@@ -1,4 +1,5 @@
-// The container of a .unflip file (docs/format.md): a safetensors file whose metadata hold the graph and a SHA-256 over all.
+// The container of a .unflip file (docs/format.md): a safetensors file whose metadata contain the graph and a SHA-256 of the
+// file.
 #pragma once
 
 #include <cstddef>

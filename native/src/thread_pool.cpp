@@ -15,9 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A layer takes 50 to 200 us, and waking a thread that sleeps takes nearly as long: between layers the threads stay awake.
+// A layer takes 50 to 200 us, and waking a sleeping thread takes nearly as long. So threads stay awake between layers.
 constexpr auto kSpin = std::chrono::microseconds(200);
-constexpr int kPausesPerLook = 32;  // reading the clock costs as much as some of these
+constexpr int kPausesPerLook = 32;  // reading the clock costs as much as several pauses
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -27,8 +27,8 @@ void pause() {
 #endif
 }
 
-// Threads do not survive a fork: in the child a pool of the parent has none, and its condition variable waits for them for ever.
-// This counts the forks that lie between the first process and this one.
+// Threads do not survive a fork: in the child, the parent's pool has no threads, and its condition variable would wait forever.
+// This counts the forks between the first process and this one.
 std::atomic<unsigned> forks{0};
 
 unsigned watch_forks() {
@@ -39,8 +39,8 @@ unsigned watch_forks() {
 
 }  // namespace
 
-// One number says what is left to do: a thread takes a job by counting `left` down, and nothing but a job that has been taken
-// gives the right to read work and context. They change only when every job that was taken is done, so there is no race.
+// A thread takes a job by decrementing `left`. Only a thread that has taken a job may read work and context. These change only
+// when every job that was taken is done, so there is no race.
 struct ThreadPool::State {
   int threads = 1;
   bool may_spin = true;
@@ -93,8 +93,8 @@ struct ThreadPool::State {
     return false;
   }
 
-  // `asleep` is raised before `left` is looked at, and run() sets `left` before it looks at `asleep`: one of the two sees the
-  // other.
+  // A thread raises `asleep` before it reads `left`, and run() sets `left` before it reads `asleep`. So at least one of them sees
+  // the other's change.
   void sleep() {
     std::unique_lock<std::mutex> lock(mutex);
     asleep.fetch_add(1, std::memory_order_seq_cst);
@@ -122,12 +122,12 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int threads) : state_(new State) {
   state_->threads = std::max(threads, 1);
-  // With more threads than cores, one that spins keeps another from its work.
+  // With more threads than cores, a spinning thread would block one that has work.
   state_->may_spin = static_cast<unsigned>(state_->threads) <= std::max(std::thread::hardware_concurrency(), 1u);
   state_->workers.reserve(static_cast<size_t>(state_->threads - 1));
   try {
     for (int i = 1; i < state_->threads; ++i) state_->workers.emplace_back([state = state_.get(), i] { state->worker(i); });
-  } catch (...) {  // the system has no more threads: those that run must end before their state does
+  } catch (...) {  // the system refuses more threads: stop those that run before their state is destroyed
     state_->stop = true;
     state_->wake_all();
     for (std::thread& worker : state_->workers) worker.join();
@@ -136,7 +136,7 @@ ThreadPool::ThreadPool(int threads) : state_(new State) {
 }
 
 ThreadPool::~ThreadPool() {
-  if (state_->from_the_parent()) {  // nothing to join, only memory to leave
+  if (state_->from_the_parent()) {  // there are no threads to join
     (void)state_.release();
     return;
   }

@@ -1,4 +1,4 @@
-// A fixed set of threads that share out numbered jobs. No allocation after construction.
+// A fixed set of threads that work on numbered jobs. No allocation after construction.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ class ThreadPool {
 
   int threads() const;
 
-  // Calls work(context, job, thread) for job = 0 .. jobs - 1, each once; returns when all are done. thread < threads().
-  // If another caller is using the pool, this thread does all jobs itself (as thread 0). work must not throw.
+  // Calls work(context, job, thread) once for each job = 0 .. jobs - 1 and returns when all are done. thread < threads().
+  // If another caller is using the pool, this thread does all jobs (as thread 0). work must not throw.
   void run(int jobs, void (*work)(void* context, int job, int thread), void* context);
 
  private:

@@ -1,9 +1,8 @@
-// The engine against a plain reference in double precision, written from docs/format.md, on random graphs; all instruction sets
-// and numbers of threads must give the same bits. Usage: engine_test [random cases] [first case]
+// Compares the engine with a plain reference in double precision, written from docs/format.md, on random graphs. All instruction
+// sets and numbers of threads must give the same bits. Usage: engine_test [random cases] [first case]
 //
-// A comparison with a threshold must not be a matter of rounding. So numbers are small multiples of powers of two: the reference
-// knows how many binary digits each value has, and where a value to be quantized is not exact and near a threshold, the case is
-// dropped.
+// Comparisons with thresholds must not depend on rounding. So numbers are small multiples of powers of two, and the reference
+// tracks the binary digits of each value. A case is skipped if a value to be quantized is not exact and near a threshold.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -34,7 +33,7 @@ class Random {
   int in(int low, int high) { return low + static_cast<int>(next() % static_cast<uint64_t>(high - low + 1)); }
   bool chance(int percent) { return in(1, 100) <= percent; }
   int pick(std::initializer_list<int> list) { return list.begin()[in(0, static_cast<int>(list.size()) - 1)]; }
-  float quarter(int most) { return static_cast<float>(in(-4 * most, 4 * most)) / 4; }  // a multiple of 1/4
+  float quarter(int most) { return static_cast<float>(in(-4 * most, 4 * most)) / 4; }               // a multiple of 1/4
   float real() { return static_cast<float>(static_cast<double>(next() >> 11) / (1LL << 52) - 1); }  // -1 .. 1, all digits
   float power() { return static_cast<float>(pick({1, 2, 4})) / 2 * (chance(30) ? -1.f : 1.f); }
 
@@ -47,7 +46,7 @@ class Random {
 struct Tensor {
   Shape shape;
   std::vector<double> x;  // C x H x W
-  bool exact = true;      // a float holds every element, however it is computed
+  bool exact = true;      // every element is exact in a float, in any order of computation
   int digits = 0;         // elements are multiples of 2^-digits
 
   Tensor() = default;
@@ -111,7 +110,7 @@ class Reference {
       case OpKind::Flatten: return flatten(op);
       case OpKind::Softmax:
       case OpKind::LogSoftmax: return softmax(op);
-      case OpKind::Curve: return curve(op);
+      case OpKind::Activation: return activation(op);
       case OpKind::Normalize: return normalize(op);
       case OpKind::Upsample:
       case OpKind::PixelShuffle:
@@ -187,7 +186,7 @@ class Reference {
         }
     }
     int digits = std::max(digits_of(conv.weight), std::max(digits_of(conv.scales), digits_of(conv.offset)));
-    if (conv.kernel.h == 7 && conv.stride.h == 2) {  // perhaps as in stem.h: 100 products of sums of 4 inputs and of 4 weights
+    if (conv.kernel.h == 7 && conv.stride.h == 2) {  // may use stem.h: 100 products of sums of 4 inputs and of 4 weights
       digits += 2;
       double largest = 0;
       for (int o = 0; o < conv.filters; o++)
@@ -316,8 +315,7 @@ class Reference {
     Tensor out(op.shape);
     for (int c = 0; c < in.shape.channels; c++)
       for (int y = 0; y < in.shape.height; y++)
-        for (int x = 0; x < in.shape.width; x++)
-          out.at(c + op.before[0], y + op.before[1], x + op.before[2]) = in.at(c, y, x);
+        for (int x = 0; x < in.shape.width; x++) out.at(c + op.before[0], y + op.before[1], x + op.before[2]) = in.at(c, y, x);
     out.exact = in.exact, out.digits = in.digits;
     return out;
   }
@@ -345,23 +343,23 @@ class Reference {
     return out;
   }
 
-  static double curve_of(Curve function, double x) {
+  static double activation_of(Activation function, double x) {
     switch (function) {
-      case Curve::Sigmoid: return 1 / (1 + std::exp(-x));
-      case Curve::Tanh: return std::tanh(x);
-      case Curve::Silu: return x / (1 + std::exp(-x));
-      case Curve::Gelu: return x * std::erfc(-x * std::sqrt(0.5)) / 2;
-      case Curve::GeluTanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-      case Curve::Elu: return x > 0 ? x : std::expm1(x);
-      case Curve::Mish: return x * std::tanh(std::log1p(std::exp(x)));
+      case Activation::Sigmoid: return 1 / (1 + std::exp(-x));
+      case Activation::Tanh: return std::tanh(x);
+      case Activation::Silu: return x / (1 + std::exp(-x));
+      case Activation::Gelu: return x * std::erfc(-x * std::sqrt(0.5)) / 2;
+      case Activation::GeluTanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      case Activation::Elu: return x > 0 ? x : std::expm1(x);
+      case Activation::Mish: return x * std::tanh(std::log1p(std::exp(x)));
     }
     return 0;
   }
 
-  Tensor curve(const Op& op) const {
+  Tensor activation(const Op& op) const {
     Tensor out = input(op);
     out.exact = false;
-    for (double& v : out.x) v = v > 500 && op.curve == Curve::Mish ? v : curve_of(op.curve, v);
+    for (double& v : out.x) v = v > 500 && op.activation == Activation::Mish ? v : activation_of(op.activation, v);
     return out;
   }
 
@@ -395,12 +393,13 @@ class Reference {
           const double column = position(x, in.shape.width, op.shape.width, op.align_corners);
           for (int v = 0; v < in.shape.height; v++)
             for (int w = 0; w < in.shape.width; w++)
-              out.at(c, y, x) += std::max(0.0, 1 - std::fabs(v - row)) * std::max(0.0, 1 - std::fabs(w - column)) * in.at(c, v, w);
+              out.at(c, y, x) +=
+                  std::max(0.0, 1 - std::fabs(v - row)) * std::max(0.0, 1 - std::fabs(w - column)) * in.at(c, v, w);
         }
     return out;
   }
 
-  // Where an element of the output comes from.
+  // The source of an output element.
   Tensor moved(const Op& op) const {
     const Tensor& in = input(op);
     Tensor out(op.shape);
@@ -463,7 +462,7 @@ class Builder {
       steps = r.in(1, 3);
       for (int s = 0; s < steps; s++) q.scales.push_back(r.chance(50) ? r.quarter(2) : 0.3125f + static_cast<float>(s));
       q.offset = r.chance(50) ? 0.f : r.quarter(1);
-      if (r.chance(30)) q.scales[0] = 0.70001f;  // no unit
+      if (r.chance(30)) q.scales[0] = 0.70001f;  // not a multiple of a unit
     }
     q.per_channel = r.chance(50);
     for (int s = 0; s < steps; s++) {
@@ -566,7 +565,7 @@ class Builder {
     return v;
   }
 
-  // A float value of a shape among those made so far, or -1.
+  // A float value of this shape among those made so far, or -1.
   int find(const Shape& wanted) {
     for (int tries = 0; tries < 10; tries++) {
       int v = r.in(0, last());
@@ -655,10 +654,10 @@ class Builder {
     Op op;
     op.inputs = {x};
     op.shape = shape(x);
-    static constexpr OpKind kKinds[] = {OpKind::LogSoftmax, OpKind::Curve,        OpKind::Curve,         OpKind::Normalize,
+    static constexpr OpKind kKinds[] = {OpKind::LogSoftmax, OpKind::Activation,   OpKind::Activation,     OpKind::Normalize,
                                         OpKind::Upsample,   OpKind::PixelShuffle, OpKind::ChannelShuffle, OpKind::Resize};
     op.kind = kKinds[r.in(0, 7)];
-    op.curve = static_cast<Curve>(r.in(0, 6));
+    op.activation = static_cast<Activation>(r.in(0, 6));
     op.epsilon = 0.1f;
     if (op.kind == OpKind::Normalize || op.kind == OpKind::ChannelShuffle) op.groups = divisor(op.shape.channels);
     if (op.kind == OpKind::Upsample) op.factor = {r.in(1, 3), r.in(1, 3)};
@@ -795,7 +794,7 @@ Graph mixed_graph(Random& r) {
     }
   }
   b.graph.outputs = {{"output", r.chance(80) ? b.last() : r.in(0, b.last())}};
-  // Any others beside it: what an op within the graph makes, the input, a code, or the same again.
+  // Adds other outputs: any value of the graph, possibly the same again.
   if (r.chance(50))
     for (int more = r.in(1, 4); more > 0; more--) b.graph.outputs.push_back({"more", r.in(0, b.last())});
   return std::move(b.graph);
@@ -808,7 +807,7 @@ Graph pooled_graph(Random& r) {
   o.groups = 1;
   o.filters = r.pick({5, 8, 16, 33, 64, 70});
   Op op = b.conv_op(0, o, false);
-  if (r.chance(60)) {  // BatchNorm with factors of both signs: the engine lets it wait until after a max pool
+  if (r.chance(60)) {  // BatchNorm with factors of both signs: the engine moves it after a max pool
     Step norm;
     norm.kind = StepKind::Affine;
     for (int c = 0; c < o.filters; c++) norm.scale.push_back(r.power());
@@ -838,7 +837,7 @@ Op stem_op(Builder& b, int x, int filters) {
   return b.conv_op(x, o, r.chance(10));
 }
 
-// One on an image, or on what another has made (which leaves its numbers where the second works), and perhaps a pool.
+// One on an image, or on the value of another (which leaves its numbers in the scratch of the second), and possibly a pool.
 Graph stem_graph(Random& r) {
   Builder b(r, {r.pick({1, 2, 3, 3, 3, 4, 5}), r.in(1, 40), r.in(1, 60)});
   if (r.chance(30)) b.add(stem_op(b, 0, r.in(1, 5)));
@@ -851,7 +850,7 @@ Graph stem_graph(Random& r) {
   return std::move(b.graph);
 }
 
-// One filter for each channel of value x: windows that lie apart, or that no image reaches into from both sides.
+// One filter per channel of value x, with windows that do not overlap or extend beyond both sides of the image.
 Op depthwise_op(Builder& b, int x, bool binary) {
   Random& r = b.r;
   const Shape s = b.shape(x);
@@ -868,7 +867,7 @@ Op depthwise_op(Builder& b, int x, bool binary) {
   return b.conv_op(x, o, binary);
 }
 
-// One or two of them, of floats or of a code: the second reads a value whose channels are padded.
+// One or two depthwise convolutions, of floats or of a code. The second reads a value with padded channels.
 Graph depthwise_graph(Random& r) {
   Builder b(r, {r.chance(80) ? r.in(1, 40) : random_channels(r), random_side(r), r.chance(50) ? r.in(1, 30) : random_side(r)});
   if (r.chance(50)) b.add(depthwise_op(b, 0, r.chance(20)));
@@ -892,7 +891,7 @@ Graph depthwise_graph(Random& r) {
   return std::move(b.graph);
 }
 
-// A residual network in small: the fusions that matter.
+// A small residual network with the important fusions.
 Graph residual_graph(Random& r) {
   const int channels = r.pick({8, 16, 32, 64, 72});
   Builder b(r, {channels, r.in(2, 14), r.in(2, 14)});
@@ -935,25 +934,21 @@ std::vector<std::string> all_sets() {
 }
 
 std::string describe(const Graph& g) {
-  static const char* kinds[] = {"quantize", "conv", "map",   "max_pool", "avg_pool", "mean",
-                                "mean_abs", "concat", "slice", "pad",      "flatten",  "softmax",
-                                "log_softmax", "curve", "normalize", "upsample", "pixel_shuffle", "channel_shuffle",
-                                "resize"};
   auto text = [](const Shape& s) {
     return std::to_string(s.channels) + "x" + std::to_string(s.height) + "x" + std::to_string(s.width);
   };
   std::string d = "input " + text(g.input) + "\n";
   for (size_t i = 0; i < g.ops.size(); i++) {
     const Op& op = g.ops[i];
-    d += "  " + std::to_string(i + 1) + ": " + kinds[static_cast<int>(op.kind)] + " of";
+    d += "  " + std::to_string(i + 1) + ": " + std::string(kOpNames[static_cast<size_t>(op.kind)]) + " of";
     for (int v : op.inputs) d += " " + std::to_string(v);
     d += " -> " + text(op.shape) + ", " + std::to_string(op.steps.size()) + " steps";
     if (op.kind == OpKind::Conv) {
       const Convolution& c = op.conv;
       char more[200];
       std::snprintf(more, sizeof more, " kernel %dx%d stride %d,%d dilation %d,%d padding %d,%d,%d,%d groups %d bases %d%s",
-                    c.kernel.h, c.kernel.w, c.stride.h, c.stride.w, c.dilation.h, c.dilation.w, c.top, c.left, c.bottom,
-                    c.right, c.groups, c.bases, c.offset.empty() ? "" : " offset");
+                    c.kernel.h, c.kernel.w, c.stride.h, c.stride.w, c.dilation.h, c.dilation.w, c.top, c.left, c.bottom, c.right,
+                    c.groups, c.bases, c.offset.empty() ? "" : " offset");
       d += more;
     }
     if (op.kind == OpKind::Quantize)
@@ -980,7 +975,7 @@ int64_t output_size(const Graph& graph) {
   return size;
 }
 
-// A graph of one float convolution, by a chain of multiply-adds in single precision; the border is of zeros like any others.
+// A graph of one float convolution, computed by a chain of multiply-adds in single precision. The border is zeros.
 std::vector<float> plain_conv(const Graph& graph, const std::vector<float>& input) {
   const Convolution& c = graph.ops[0].conv;
   const Shape in = graph.input, out = graph.ops[0].shape;
@@ -1004,7 +999,7 @@ std::vector<float> plain_conv(const Graph& graph, const std::vector<float>& inpu
   return sums;
 }
 
-// What a graph gives on all instruction sets, with one thread and with three: one output after the other. Empty if they differ.
+// The outputs of a graph on all instruction sets, with one and three threads, concatenated. Empty if they differ.
 std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, int batch, Random& r) {
   static ThreadPool pool(3);
   std::vector<float> first;
@@ -1060,11 +1055,11 @@ bool check(const Graph& graph, Random& r, Totals& totals) {
   return true;
 }
 
-// The numbers above are so round that sums are exact in any order. Here they are not: all sets must still give the same bits, and
-// these must be about as near to the true sums as those of a plain chain of multiply-adds.
+// Sums of the numbers above are exact in any order. Here they are not: all sets must still give the same bits, with errors about
+// as small as those of a plain chain of multiply-adds.
 bool check_rounding() {
-  const int shapes[][6] = {{3, 64, 37, 51, 7, 2}, {3, 24, 64, 64, 7, 2}, {1, 16, 30, 29, 7, 2}, {4, 40, 21, 90, 7, 2},
-                           {3, 16, 20, 21, 3, 1}, {24, 40, 9, 10, 1, 1}};
+  const int shapes[][6] = {{3, 64, 37, 51, 7, 2}, {3, 24, 64, 64, 7, 2}, {1, 16, 30, 29, 7, 2},
+                           {4, 40, 21, 90, 7, 2}, {3, 16, 20, 21, 3, 1}, {24, 40, 9, 10, 1, 1}};
   Random r(9);
   for (const auto& s : shapes) {
     Builder b(r, {s[0], s[2], s[3]});
@@ -1096,8 +1091,9 @@ bool check_rounding() {
   return true;
 }
 
-// Depthwise sums are made in the order of the taps, so they have the bits of the plain chain: with all digits, with products so
-// small that a sum is -0, which a zero of the border turns into 0, and with infinite weights, which make NaN of it.
+// Depthwise sums are computed in the order of the taps, so they have the bits of the plain chain. Tested with all digits, with
+// products so small that a sum is -0 (a zero of the border makes it 0), and with infinite weights (a zero of the border gives
+// NaN).
 bool check_depthwise_bits() {
   for (int i = 0; i < 60; i++) {
     Random r(static_cast<uint64_t>(i) + 11);
@@ -1108,8 +1104,7 @@ bool check_depthwise_bits() {
     c.bits.clear(), c.scales.clear(), c.offset.clear();
     c.weight.resize(static_cast<size_t>(c.filters) * c.kernel.h * c.kernel.w);
     const float unit = i % 3 == 1 ? 1e-30f : 1.f;
-    for (float& w : c.weight)
-      w = i % 3 == 2 && r.chance(5) ? std::numeric_limits<float>::infinity() : unit * r.real();
+    for (float& w : c.weight) w = i % 3 == 2 && r.chance(5) ? std::numeric_limits<float>::infinity() : unit * r.real();
     b.add(op);
     b.graph.outputs = {{"output", b.last()}};
     std::vector<float> input(b.graph.input.size());
@@ -1124,8 +1119,8 @@ bool check_depthwise_bits() {
   return true;
 }
 
-// Thresholds of one channel: evenly spaced, as a method that rounds has them, or nearly; or not so, in any order, some of them twice
-// or out of reach.
+// Thresholds of one channel: evenly spaced, as in a method that rounds, or nearly so; or in any order, with duplicates or out of
+// reach.
 std::vector<float> many_thresholds(Random& r, int steps, int kind) {
   const double gap = kind == 0 ? 1.0 / steps : std::pow(2.0, r.in(-20, 20)) * (1 + std::fabs(r.real()));
   const double first = kind == 0 ? 0.5 * gap : r.real() * gap * steps;
@@ -1139,7 +1134,7 @@ std::vector<float> many_thresholds(Random& r, int steps, int kind) {
   return thresholds;
 }
 
-// A graph whose output is the number of thresholds that each of its inputs reaches.
+// A graph whose output is the number of thresholds that each input reaches.
 Graph levels_graph(Random& r, const Shape& shape, int steps, int kind) {
   Builder b(r, shape);
   Op op;
@@ -1163,7 +1158,7 @@ Graph levels_graph(Random& r, const Shape& shape, int steps, int kind) {
   return std::move(b.graph);
 }
 
-// A threshold or a float near it, a number between them, or one that is none.
+// A threshold or a float near it, a number between two thresholds, an infinity or NaN.
 float near_thresholds(Random& r, const Quantizer& q, int channel, int channels) {
   const float inf = std::numeric_limits<float>::infinity(), odd[] = {inf, -inf, std::nanf(""), 0.f, -0.f, 3e38f, -3e38f, 1e-45f};
   auto threshold = [&] {
@@ -1178,7 +1173,7 @@ float near_thresholds(Random& r, const Quantizer& q, int channel, int channels) 
   return x;
 }
 
-// However the number of thresholds that are reached is found, it is that of comparing with one after another, to the float.
+// The number of thresholds reached is exactly that of comparing with one after another.
 bool check_levels() {
   for (int i = 0; i < 250; i++) {
     Random r(static_cast<uint64_t>(i) + 12);
@@ -1200,19 +1195,20 @@ bool check_levels() {
     if (output.empty()) return false;
     if (output != expected) {
       const size_t k = std::mismatch(output.begin(), output.end(), expected.begin()).first - output.begin();
-      std::printf("%.9g reaches %g thresholds, not %g, case %d\n%s", input[k], expected[k], output[k], i, describe(graph).c_str());
+      std::printf("%.9g reaches %g thresholds, not %g, case %d\n%s", input[k], expected[k], output[k], i,
+                  describe(graph).c_str());
       return false;
     }
   }
   return true;
 }
 
-// Means of sizes are as good as a float can be, or the float next to it, and have the same bits everywhere.
+// Means of absolute values are within one float of the exact result and have the same bits everywhere.
 bool check_mean_abs() {
   for (int i = 0; i < 200; i++) {
     Random r(static_cast<uint64_t>(i) + 13);
     Builder b(r, {r.in(1, 140), random_side(r), random_side(r)});
-    if (r.chance(50)) b.max_pool(0, 1, 1);  // a value whose channels are padded
+    if (r.chance(50)) b.max_pool(0, 1, 1);  // gives a value with padded channels
     b.mean_abs(b.last(), r.chance(50));
     b.graph.outputs = {{"output", b.last()}};
     std::vector<float> input(b.graph.input.size());
@@ -1229,12 +1225,12 @@ bool check_mean_abs() {
   return true;
 }
 
-// All widths and heights of a stem's last tile, by all remainders of its filters.
+// All widths and heights of a stem's last tile with all remainders of its filters.
 bool check_stem_sizes(Totals& totals) {
   Random r(10);
   const int filters[] = {8, 16, 24, 40, 64, 72};
   for (int size = 1; size <= 32; size++) {
-    const int width = size <= 30 ? 2 * size - size % 2 : 52 * size;  // the last two: one that is not too wide, and one that is
+    const int width = size <= 30 ? 2 * size - size % 2 : 52 * size;  // the last two: nearly too wide, and too wide
     Builder b(r, {size <= 30 ? 3 : 4, 2 * (size * 7 % 11 + 1), width});
     Builder::ConvOptions o;
     o.filters = filters[size % 6];
@@ -1248,7 +1244,7 @@ bool check_stem_sizes(Totals& totals) {
   return true;
 }
 
-// Shapes of real networks, on all paths.
+// Shapes of real networks, on all code paths.
 bool check_real_shapes(Totals& totals) {
   const int shapes[][5] = {{64, 64, 12, 14, 1}, {64, 128, 12, 12, 2}, {128, 128, 7, 7, 1}, {256, 64, 7, 7, 1},
                            {16, 16, 16, 16, 1}, {16, 32, 16, 16, 2},  {32, 32, 8, 8, 1},   {16, 16, 9, 11, 1},
@@ -1267,7 +1263,7 @@ bool check_real_shapes(Totals& totals) {
   return true;
 }
 
-// Sums that do not fit 16 bits, and padding that must not be written out.
+// Sums that do not fit into 16 bits, and padding too large for a padded copy.
 bool check_extremes(Totals& totals) {
   Random r(8);
   for (int kind = 0; kind < 5; kind++) {
@@ -1294,8 +1290,8 @@ bool check_extremes(Totals& totals) {
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400, first = argc > 2 ? std::atoi(argv[2]) : 0;
   Totals totals;
-  if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_depthwise_bits() ||
-      !check_levels() || !check_mean_abs() || !check_stem_sizes(totals))
+  if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_depthwise_bits() || !check_levels() ||
+      !check_mean_abs() || !check_stem_sizes(totals))
     return 1;
   for (int i = first; i < first + cases; i++) {
     Random r(static_cast<uint64_t>(i) + 1000);

@@ -1,4 +1,4 @@
-// The loader's parts: JSON and SHA-256 against known answers. Whole files are tested from Python (tests/runtime).
+// Parts of the loader: JSON and SHA-256 with known results. Whole files are tested from Python (tests/runtime).
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -38,7 +38,7 @@ std::string hash(const std::string& text, size_t piece) {
   return sha.hex();
 }
 
-// FIPS 180-4's examples; in pieces, so that every way of filling a block is tried.
+// The examples of FIPS 180-4, in pieces of different sizes, to test every way of filling a block.
 void check_sha256() {
   const std::vector<std::pair<std::string, std::string>> known = {
       {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},

@@ -1,4 +1,5 @@
-// Every job is done once, whoever calls, however often; threads that sleep wake up; a child after a fork does its own work.
+// Every job runs once, for any caller and number of calls. Sleeping threads wake up. A child process after a fork does its own
+// work.
 #include "thread_pool.h"
 
 #include <sys/wait.h>

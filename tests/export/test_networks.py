@@ -147,5 +147,7 @@ def test_several_outputs(name: str, tmp_path: Path) -> None:
 
 def test_an_output_called_input() -> None:
     packed = make_packed(Detector(lambda stem, *_: {"input": stem}), torch.randn(2, 3, 8, 8))
-    with pytest.raises(PackedFileError, match="an output is called 'input', as an ONNX file's"):
+    with pytest.raises(
+        PackedFileError, match="an output is named 'input', like the input of an ONNX"
+    ):
         to_model(packed)

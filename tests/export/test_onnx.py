@@ -364,13 +364,13 @@ def test_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"op": "deconv"}, "no such op; there are quantize, conv"),
+        ({"op": "deconv"}, "unknown op; the known ones are "),
         ({"spin": 1}, "spin"),
         ({"groups": None, "drop": "groups"}, "groups"),
-        ({"steps": [{"step": "tanh"}]}, "no step 'tanh'; there are affine"),
+        ({"steps": [{"step": "tanh"}]}, "unknown step 'tanh'; the known ones are affine"),
         ({"steps": [{"step": "prelu", "slop": "t0"}]}, "slop"),
         ({"steps": [{"step": "add", "value": 1}]}, "value 1 is a code"),
-        ({"bits": None}, "needs weight"),
+        ({"bits": None}, "needs 'weight'"),
     ],
 )
 def test_refusals(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -36,7 +36,7 @@ DEPENDENT = {
 @pytest.mark.parametrize("images", [1, 2, 5])
 def test_dependence_is_refused(name, images):
     with pytest.raises(
-        CannotPack, match=r"depends on the batch size: .* in a batch of [13] and of 2"
+        CannotPack, match=r"depends on the batch size: .* between a batch of [13] and a batch of 2"
     ):
         make_packed(binary(DEPENDENT[name]), torch.randn(images, 3, 9, 9))
 

@@ -138,7 +138,7 @@ class Stated(InputBinarizer):
             Stated(sign_code(torch.full((1, 1), 1e-40))),
             r"at x = 0.0 of channel 0 the code gives -1, forward 1",
         ),
-        (Stated(sign_code()._replace(strict=(True,))), "another discrete form"),
+        (Stated(sign_code()._replace(strict=(True,))), "a discrete form that differs"),
         (
             Stated(sign_code(torch.zeros(1, 2))),
             r"thresholds of shape \(1, 2\), not \(steps, 3 or 1\)",
@@ -149,7 +149,7 @@ class Stated(InputBinarizer):
         (Stated(sign_code(), scale=1), r"has an output_scale, which its code does not state"),
         (
             Stated(sign_code()._replace(k_map=True), scale=(1, 2, 3)),
-            "output_scale is something else",
+            "output_scale has different values",
         ),
         (
             Stated(sign_code()._replace(k_map=True), scale=3),
@@ -171,5 +171,5 @@ def test_float_inputs_stay_as_they_are():
     layer = binarizer_of("bwn")
     assert input_code(layer, "x") is None
     layer.input_binarizer.register_forward_hook(lambda module, inputs, output: output + 1)
-    with pytest.raises(CannotPack, match="says bits = 32, but changes its input"):
+    with pytest.raises(CannotPack, match="has bits = 32, but changes its input"):
         input_code(layer, "x")

@@ -66,7 +66,9 @@ def test_other_files(tmp_path):
     with pytest.raises(PackedFileError, match="not a packed network; make a packed network with"):
         read(path)
     later = FILE.replace(b'"version":"1"', b'"version":"2"')
-    with pytest.raises(PackedFileError, match="its format version is '2'; this unflip reads '1'"):
+    with pytest.raises(
+        PackedFileError, match="its format version is '2', but this unflip reads version '1'"
+    ):
         from_bytes(later)
 
 

@@ -275,7 +275,9 @@ def test_a_forward_pass_may_read_its_binary_layers(read, agree):
 def test_a_binary_layer_that_is_not_called_is_named():
     past = Reads(lambda conv, x: F.conv2d(x, conv.weight, conv.bias, padding=1))
     model = unflip.binarize(past, "dorefa", quiet=True)
-    with pytest.warns(UserWarning, match=r"does not call: conv; the packed network is without"):
+    with pytest.warns(
+        UserWarning, match=r"does not call: conv; the packed network does not contain"
+    ):
         make_packed(model, torch.randn(2, 3, 8, 8))
 
 

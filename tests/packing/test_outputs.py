@@ -111,7 +111,7 @@ def test_one_tensor_has_the_field_it_always_had() -> None:
 def test_the_reference_says_which_function_has_several() -> None:
     packed = make_packed(detector(lambda x, s, b, *found: found), IMAGES)
     assert describe(packed).outputs == {"0": (5, 1, 1), "1": (4, 8, 8)}
-    with pytest.raises(ValueError, match=r"2 outputs \(0, 1\): call evaluate_outputs"):
+    with pytest.raises(ValueError, match=r"2 outputs \(0, 1\); call evaluate_outputs"):
         evaluate(packed, IMAGES)
 
 
@@ -156,17 +156,17 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a number": (lambda x, s, b, *f: (b, 3), r"outputs\[1\] is a value of type int"),
     "text": (lambda x, s, b, *f: "b", rf"the model returns a value of type str; .*{NAMED}"),
     "nothing": (lambda x, s, b, *f: None, "the model returns None"),
-    "empty": (lambda x, s, b, *f: (), r"a tuple of 0; outputs are 1 \.\. 4,096"),
+    "empty": (lambda x, s, b, *f: (), r"a tuple of 0; it must have 1 \.\. 4,096"),
     "many": (lambda x, s, b, *f: [b] * 4097, "a list of 4,097"),
     "a key": (lambda x, s, b, *f: {"a": b, 1: s}, r"outputs\[1\] has a key of type int"),
-    "no name": (lambda x, s, b, *f: {"": b}, r"outputs\[''\] should be 1 \.\. 4,096 bytes"),
-    "long name": (lambda x, s, b, *f: {"ü" * 3000: b}, r"should be 1 \.\. 4,096 bytes"),
+    "no name": (lambda x, s, b, *f: {"": b}, r"outputs\[''\] must be 1 \.\. 4,096 bytes"),
+    "long name": (lambda x, s, b, *f: {"ü" * 3000: b}, r"must be 1 \.\. 4,096 bytes"),
     "NUL": (lambda x, s, b, *f: {"a\0": b}, "without a NUL"),
     "surrogate": (lambda x, s, b, *f: {"\ud800": b}, "bytes of UTF-8"),
-    "input": (lambda x, s, b, *f: {"b": b, "x": x}, r"outputs\['x'\] is its input: leave it out"),
+    "input": (lambda x, s, b, *f: {"b": b, "x": x}, r"outputs\['x'\] is its input; remove it"),
     "input, again": (lambda x, s, b, *f: (x.clone() * 1, b), r"outputs\[0\] is its input"),
     "constant": (lambda x, s, b, *f: (b, torch.ones(2, 3)), r"outputs\[1\] does not depend on its input"),
-    "view": (lambda x, s, b, *f: (b[:, :2], b.relu_()), "in place that another view"),
+    "view": (lambda x, s, b, *f: (b[:, :2], b.relu_()), "in place while another view"),
     "batch size": (lambda x, s, b, *f: (s, b / len(x)), "depends on the batch size"),
     "structure": (lambda x, s, b, *f: (s, b) if len(x) > 1 else (s,), "depends on the batch size"),
     "names": (lambda x, s, b, *f: {"a" if len(x) > 1 else "b": b}, "depends on the batch size"),
@@ -199,7 +199,7 @@ def test_the_check_looks_at_every_output() -> None:
     check(packed, graph, structure, IMAGES, outputs)
     for number, name in enumerate(structure.names):
         wrong = [o + (i == number) for i, o in enumerate(outputs)]
-        with pytest.raises(CannotPack, match=rf"the network's outputs\['{name}'\]: they differ"):
+        with pytest.raises(CannotPack, match=rf"the network's outputs\['{name}'\]: by up to"):
             check(packed, graph, structure, IMAGES, wrong)
 
 
@@ -208,7 +208,7 @@ def test_a_graph_that_contradicts_itself() -> None:
     graph = make_packed(detector(lambda x, s, b, *found: found), IMAGES).graph
     one = {"name": "a", "value": 1}
     for wrong, message in (
-        ({"output": 1}, "and not both"),
+        ({"output": 1}, "either 'output' or"),
         ({"outputs": []}, "one or more"),
         ({"outputs": [one, one]}, "different names"),
         ({"outputs": [one, 3]}, "a list of names and values"),
@@ -217,5 +217,5 @@ def test_a_graph_that_contradicts_itself() -> None:
     ):
         with pytest.raises(PackedFileError, match=message):
             outputs_of({**graph, **wrong})
-    with pytest.raises(PackedFileError, match="not both"):
+    with pytest.raises(PackedFileError, match="either 'output' or"):
         outputs_of({key: value for key, value in graph.items() if key != "outputs"})

@@ -1,4 +1,4 @@
-"""A real browser for the tests: Chromium without a window, driven over the DevTools protocol."""
+"""Headless Chromium for the tests, controlled through the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 30.0
 
 
 class WebSocket:
-    """As much of RFC 6455 as a DevTools client needs: masked text frames out, whole messages in."""
+    """The part of RFC 6455 that a DevTools client needs: sends masked text frames, receives messages."""
 
     def __init__(self, url: str) -> None:
         match = re.fullmatch(r"ws://([^:/]+):(\d+)(/.*)", url)
@@ -71,14 +71,14 @@ class WebSocket:
             elif size == 127:
                 [size] = struct.unpack("!Q", self._take(8))
             data = self._take(size)
-            if first & 0x0F in (0x0, 0x1):  # not a ping or the like
+            if first & 0x0F in (0x0, 0x1):  # a text frame, not a ping
                 message += data
                 if first & 0x80:
                     return message.decode()
 
 
 class Page:
-    """A tab: what it logged, what it asked the network for, and what a hand can do to it."""
+    """A tab: its errors and warnings, its network requests, and user input."""
 
     def __init__(self, socket_: WebSocket) -> None:
         self.socket, self.number = socket_, 0
@@ -121,7 +121,7 @@ class Page:
         self.frame()
 
     def js(self, expression: str) -> Any:
-        """The value of an expression, awaited if it is a promise."""
+        """The value of an expression; promises are awaited."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -131,15 +131,15 @@ class Page:
     def wait(self, condition: str) -> None:
         end = time.monotonic() + SECONDS
         while not self.js(condition):
-            assert time.monotonic() < end, f"waited in vain for {condition}"
+            assert time.monotonic() < end, f"{condition} did not become true within {SECONDS} s"
             time.sleep(0.02)
 
     def frame(self) -> None:
-        """Two frames: sizes are observed, then drawn."""
+        """Wait for two frames: the first observes sizes, the second draws."""
         self.js("new Promise(d => requestAnimationFrame(() => requestAnimationFrame(() => d(1))))")
 
     def place(self, expression: str) -> tuple[float, float, float, float]:
-        """Scrolls an element into view; its left, top, width and height there."""
+        """Scroll an element into view and return its left, top, width and height."""
         box = self.js(
             f"(() => {{ const e = {expression}; e.scrollIntoView({{block: 'center', behavior: 'instant'}}); "
             "const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; })()"
@@ -175,7 +175,7 @@ class Page:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Page]:
-    """A fresh Chromium with one tab; it is ended with the block."""
+    """A new Chromium with one tab, terminated at the end of the block."""
     assert CHROMIUM is not None
     options = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -197,7 +197,7 @@ def browser(profile: Path) -> Iterator[Page]:
 
 
 def _first_tab(note: Path, process: subprocess.Popen[bytes]) -> str:
-    """The tab's address; Chromium writes its port into a file when it is ready."""
+    """The tab's address. Chromium writes its port into a file when it is ready."""
     import urllib.request
 
     end = time.monotonic() + SECONDS

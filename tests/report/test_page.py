@@ -1,11 +1,16 @@
-"""The page in a real browser: what it shows, what a hand can do, on a desk and on a phone."""
+"""The page in a real browser: its contents and controls, on a desktop and on a phone.
+
+One file of more than 400 lines, because all tests share one browser and one report.
+"""
 
 import json
 import re
 import shutil
+from importlib import resources
 
 import pytest
 
+from unflip.report import page as page_module
 from unflip.report import report_data, write_report
 
 DESK, PHONE = (1280, 900), (390, 844)
@@ -14,7 +19,7 @@ CHART = "document.querySelector('[data-curve={}] svg')"
 
 @pytest.fixture(scope="module")
 def report(study, tmp_path_factory):
-    """The page of the study, and its data."""
+    """The path of a report on the study, and its data."""
     path = tmp_path_factory.mktemp("page") / "report.html"
     data = report_data([study])
     write_report(data, path)
@@ -34,14 +39,14 @@ def phone(page, report):
 
 
 def shown_numbers(page, within="document"):
-    """(text, place in the data, format) of every number."""
+    """(text, path in the data, format) of every number."""
     return page.js(
         f"[...{within}.querySelectorAll('data')].map(d => [d.textContent, d.dataset.at, d.dataset.as])"
     )
 
 
 def check(data, numbers):
-    """Each number is the data's, rounded as its format says."""
+    """Each number is the data's number, rounded according to its format."""
     for text, place, style in numbers:
         value = data
         for key in place.split("."):
@@ -54,7 +59,16 @@ def check(data, numbers):
             assert abs(shown - value) <= 0.501 * 10.0 ** -int(digits or 0), place
 
 
-def test_it_opens_without_errors_and_asks_for_nothing_else(page, report, tmp_path):
+def test_every_script_is_in_the_page_and_formatted():
+    folder = resources.files("unflip.report") / "js"
+    scripts = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert set(scripts) == {f"{name}.js" for name in page_module.SCRIPTS}
+    for name, text in scripts.items():
+        assert len(text.splitlines()) <= 300, name
+        assert max(map(len, text.splitlines())) <= 100, name
+
+
+def test_it_opens_without_errors_and_loads_nothing_else(page, report, tmp_path):
     page.requests.clear()
     for width, height in (DESK, PHONE):
         for dark in (False, True):
@@ -65,11 +79,11 @@ def test_it_opens_without_errors_and_asks_for_nothing_else(page, report, tmp_pat
     assert page.js("document.title") == "A study of digits"
 
 
-def test_every_number_is_the_datas(desk, report):
+def test_every_number_comes_from_the_data(desk, report):
     numbers = shown_numbers(desk)
     assert len(numbers) > 100
     check(report[1], numbers)
-    # And nothing in a table is a number that was written otherwise.
+    # No number in a table is written in any other way.
     others = desk.js(
         "[...document.querySelectorAll('td')].map(td => { const c = td.cloneNode(true); "
         "c.querySelectorAll('data, code').forEach(n => n.remove()); return c.textContent; })"
@@ -79,7 +93,7 @@ def test_every_number_is_the_datas(desk, report):
         assert not re.search(r"\d", text) or made_with[0] in text, text
 
 
-def test_tables_have_every_figure_of_the_study(desk, report):
+def test_tables_contain_every_result_of_the_study(desk, report):
     [section] = report[1]["sections"]
     places = {place for _, place, _ in shown_numbers(desk)}
     for i, arm in enumerate(section["arms"]):
@@ -99,7 +113,7 @@ def test_tables_have_every_figure_of_the_study(desk, report):
 
 
 def open_and_folded(page, key="tests"):
-    """How many tests are in the open, and how many are folded."""
+    """How many tests are visible, and how many are folded."""
     everything = page.js(
         f"[...document.querySelectorAll('[data-tests={key}] tbody tr')].map(r => !!r.closest('details'))"
     )
@@ -107,7 +121,7 @@ def open_and_folded(page, key="tests"):
 
 
 def with_pairs(data, count, referring, **more):
-    """``count`` tests, of which the first ``referring`` are with the reference."""
+    """The data with ``count`` tests; the first ``referring`` of them compare with the reference."""
     data = json.loads(json.dumps(data))
     [section] = data["sections"]
     section["reference"] = "fine-tuning" if referring else None
@@ -121,7 +135,7 @@ def test_tests_without_the_reference_are_folded(page, report, tmp_path):
     for count, referring, expected in (
         (12, 3, (3, 9)),
         (3, 3, (3, 0)),
-        (231, 0, (0, 231)),  # nothing to put first
+        (231, 0, (0, 231)),  # no reference, so no test comes first
         (10, 0, (10, 0)),  # few enough to read
     ):
         data, _ = with_pairs(report[1], count, referring)
@@ -134,7 +148,7 @@ def test_tests_without_the_reference_are_folded(page, report, tmp_path):
     assert page.problems == []
 
 
-def test_paired_tests_and_holms_correction_are_shown_where_there_are_any(page, report, tmp_path):
+def test_paired_tests_and_holms_correction_are_shown_if_present(page, report, tmp_path):
     heads = "[...document.querySelectorAll('[data-tests={}] thead th')].map(t => t.textContent)"
     page.open(report[0], *DESK)
     assert page.js(heads.format("tests")) == ["arm", "difference", "t", "df", "p"]
@@ -148,7 +162,7 @@ def test_paired_tests_and_holms_correction_are_shown_where_there_are_any(page, r
     titles = page.js("[...document.querySelectorAll('h3')].map(h => h.textContent)")
     assert "Paired t-tests" in titles
     columns = page.js(heads.format("paired"))[:7]
-    arm = "arm against fine-tuning"  # said once, not in every row
+    arm = "arm against fine-tuning"  # in the heading only, not in every row
     assert columns == [arm, "difference", "n", "t", "df", "p", "p, Holm"]
     rows = page.js("[...document.querySelectorAll('.tests tbody th')].map(t => t.textContent)")
     assert [" against " in row for row in rows] == 2 * [False, False, True, True]
@@ -218,7 +232,7 @@ def test_pointing_at_a_curve_shows_every_arms_values(desk, report, curve):
     assert desk.js(f"{tip}.hidden") is True
 
 
-def test_a_finger_shows_values_too(phone, report):
+def test_tapping_a_curve_shows_values(phone, report):
     left, top, _, height = phone.place(CHART.format("accuracy"))
     phone.tap(left + 50, top + height / 2)
     phone.frame()
@@ -266,14 +280,16 @@ def test_arms_that_start_from_the_baseline_are_drawn_without_it(page, report, tm
     page.click("document.querySelector('.toggle')")
     assert page.js(lines) == [0, 1, 2]
     data = json.loads(json.dumps(report[1]))
-    data["sections"][0]["arms"][1]["start"] = None  # one alone has only the baseline for company
+    data["sections"][0]["arms"][1]["start"] = (
+        None  # a single arm with a start is drawn with the baseline
+    )
     write_report(data, tmp_path / "report.html")
     page.open(tmp_path / "report.html", *DESK)
     assert len(page.js(lines)) == 7
     assert "hidden at first" not in page.js("document.querySelector('.charts + p').textContent")
 
 
-def test_an_epoch_without_a_mean_is_passed_over(page, report, tmp_path):
+def test_an_epoch_without_a_mean_is_skipped(page, report, tmp_path):
     data = json.loads(json.dumps(report[1]))
     [section] = data["sections"]
     section["signs"], section["arms"] = [], section["arms"][2:]  # those with a second epoch
@@ -311,7 +327,7 @@ PRESSED = "[...document.querySelectorAll('.legend [aria-pressed=true]')].map(b =
 
 
 def with_arms(report, losses, accuracies, epochs=20):
-    """The study with arms from scratch, named by their number: the loss falls to its end, the accuracy rises to it."""
+    """The study with arms trained from scratch, with falling losses and rising accuracies."""
     data = json.loads(json.dumps(report[1]))
     [section] = data["sections"]
     arm, steps = section["arms"][0], range(1, epochs + 1)
@@ -341,7 +357,7 @@ def test_of_many_lines_the_best_and_the_worst_are_drawn_first(page, report, tmp_
     assert page.js(DRAWN.format("accuracy")) == first
     assert page.js(PRESSED) == [*labels, "these lines", "final half"]
     caption = page.js("document.querySelector('.charts + p').textContent")
-    assert "shown at first: the reference (arm 3), the 4 with the highest accuracy" in caption
+    assert "shown at first: the reference (arm 3), the 4 with the highest final accuracy" in caption
     page.click(button("all lines"))
     assert page.js(DRAWN.format("loss")) == list(range(11))
     assert page.js(PRESSED)[-2:] == ["all lines", "final half"]
@@ -374,7 +390,7 @@ def test_few_lines_are_all_drawn(page, report, tmp_path):
 
 
 def axis(page, curve):
-    """The least and the greatest tick of a chart's vertical axis."""
+    """The smallest and largest tick of a chart's vertical axis."""
     texts = page.js(
         f"[...document.querySelectorAll('[data-curve={curve}] text[text-anchor=end]')].map(t => t.textContent)"
     )
@@ -382,7 +398,7 @@ def axis(page, curve):
     return min(ticks), max(ticks)
 
 
-def test_the_axes_are_those_of_the_end_where_the_beginning_would_squash_it(page, report, tmp_path):
+def test_axes_show_the_final_half_if_the_first_epochs_would_squash_it(page, report, tmp_path):
     data, section = with_arms(report, [0.5, 0.4], [84, 85])
     write_report(data, tmp_path / "report.html")
     page.open(tmp_path / "report.html", *DESK)
@@ -390,7 +406,9 @@ def test_the_axes_are_those_of_the_end_where_the_beginning_would_squash_it(page,
     assert axis(page, "accuracy")[0] > 83
     assert axis(page, "loss")[1] < 0.6
     left, top, _, height = page.place(CHART.format("accuracy"))
-    page.move(left + 50, top + height / 2)  # the first epoch is below the axis, and has its values
+    page.move(
+        left + 50, top + height / 2
+    )  # the first epoch is below the axis, but the tip shows its values
     assert page.js("document.querySelectorAll('[data-curve=accuracy] circle').length") == 0
     numbers = shown_numbers(page, "document.querySelector('[data-curve=accuracy] .tip')")
     assert len(numbers) == 2
@@ -398,7 +416,7 @@ def test_the_axes_are_those_of_the_end_where_the_beginning_would_squash_it(page,
     page.click(button("whole range"))
     assert axis(page, "accuracy")[0] <= 40
     assert axis(page, "loss")[1] >= 1
-    for arm in section["arms"]:  # nothing to leave out
+    for arm in section["arms"]:  # a narrow range: nothing to cut
         arm["curves"]["accuracy"]["mean"] = [arm["mean"] - 0.01 * k for k in range(20)]
         arm["curves"]["loss"]["mean"] = [0.5 - 0.01 * k for k in range(20)]
     write_report(data, tmp_path / "report.html")
@@ -407,9 +425,9 @@ def test_the_axes_are_those_of_the_end_where_the_beginning_would_squash_it(page,
     assert "final half" not in page.js("document.querySelector('.charts + p').textContent")
 
 
-def test_a_final_half_without_a_value_shows_what_there_is(page, report, tmp_path):
+def test_a_final_half_without_values_shows_the_whole_range(page, report, tmp_path):
     data, section = with_arms(report, [0.5, 0.4], [84, 85])
-    for arm in section["arms"]:  # stopped before accuracy was measured again
+    for arm in section["arms"]:  # stopped before the second measurement
         arm["curves"]["accuracy"]["mean"][1:] = [None] * 19
     write_report(data, tmp_path / "report.html")
     page.open(tmp_path / "report.html", *DESK)
@@ -434,7 +452,7 @@ def test_a_teachers_loss_does_not_flatten_the_others(page, report, tmp_path):
     page.click("document.querySelectorAll('[data-curve=loss] .switch button')[0]")
     page.click(button("arm 0"))
     page.click(button("arm 1"))
-    assert axis(page, "loss")[1] > 4  # alone it is not far from anything
+    assert axis(page, "loss")[1] > 4  # alone it cannot be an outlier
     page.click(button("arm 1"))
     assert page.js(beyond) == "Above this range: arm 2."
     page.click(button("whole range"))
@@ -506,7 +524,7 @@ def test_the_picker_opens_on_lns_or_the_last_arm_with_a_mapping(
     assert page.js("document.querySelectorAll('.panels figure').length") == 5
 
 
-def test_a_layers_name_chooses_it(desk):
+def test_clicking_a_layers_name_selects_it(desk):
     desk.click("document.querySelectorAll('.layers button')[4]")
     name = desk.js("document.querySelectorAll('.layers button')[4].textContent")
     picked = "document.querySelector('select[name=layer]').selectedOptions[0].textContent"
@@ -514,7 +532,7 @@ def test_a_layers_name_chooses_it(desk):
     assert desk.js("document.querySelector('.layers .chosen').dataset.layer") == name
 
 
-def test_pointing_at_a_weight_reads_it_out(desk, report):
+def test_pointing_at_a_weight_shows_its_values(desk, report):
     left, top, width, height = desk.place(
         "document.querySelectorAll('.panels rect[data-cell=\"4\"]')[0]"
     )
@@ -528,7 +546,7 @@ def test_pointing_at_a_weight_reads_it_out(desk, report):
     assert "row 2, column 3" in desk.js("document.querySelector('.readout').textContent")
 
 
-def test_the_sweep_has_values_too(desk, report):
+def test_pointing_at_the_sweep_shows_values(desk, report):
     left, top, width, height = desk.place("document.querySelector('.sweep svg')")
     desk.move(left + width - 25, top + height / 2)
     tip = "document.querySelector('.sweep .tip')"
@@ -545,7 +563,7 @@ def test_copying_a_command(desk, report):
     assert copied == report[1]["sections"][0]["arms"][0]["command"]
 
 
-def test_a_command_is_folded_until_it_is_asked_for_or_printed(phone, report):
+def test_a_command_is_folded_until_opened_or_printed(phone, report):
     unfolded = "[...document.querySelectorAll('.results details[open]')].length"
     seen = "document.querySelector('.results code').checkVisibility()"
     assert (phone.js(unfolded), phone.js(seen)) == (0, False)
@@ -559,7 +577,7 @@ def test_a_command_is_folded_until_it_is_asked_for_or_printed(phone, report):
     assert phone.js(unfolded) == 1
 
 
-def test_what_was_overridden_stands_above_the_results(page, report, tmp_path):
+def test_overrides_are_shown_above_the_results(page, report, tmp_path):
     data = json.loads(json.dumps(report[1]))
     data["sections"][0]["changes"] = ["model.shortcut=conv", "batch=64"]
     write_report(data, tmp_path / "report.html")
@@ -595,7 +613,7 @@ def test_a_difference_without_a_p_is_shown(page, report, tmp_path):
     assert page.problems == []
 
 
-def test_many_studies_are_told_apart_in_links_and_headings(page, report, tmp_path):
+def test_several_studies_have_distinct_links_and_headings(page, report, tmp_path):
     data = json.loads(json.dumps(report[1]))
     names = ["One (test images)", "One (held-out images)", "Two"]
     data["title"] = "3 studies on digits"
@@ -608,7 +626,7 @@ def test_many_studies_are_told_apart_in_links_and_headings(page, report, tmp_pat
     assert page.js("document.querySelector('h1').textContent") == "3 studies on digits"
 
 
-def test_what_is_said_of_several_arms_is_said_once(page, report, tmp_path):
+def test_a_note_shared_by_several_arms_is_shown_once(page, report, tmp_path):
     data = json.loads(json.dumps(report[1]))
     [section] = data["sections"]
     lacking = "Seeds 0, 1: base has no checkpoint there."
@@ -626,7 +644,7 @@ def test_what_is_said_of_several_arms_is_said_once(page, report, tmp_path):
         ]
         write_report(data, tmp_path / "report.html")
         page.open(tmp_path / "report.html", *PHONE)
-        assert page.js(notes)[1:] == expected  # after the one that says what is missing
+        assert page.js(notes)[1:] == expected  # after the note that weights are missing
 
 
 def test_runs_without_checkpoints_say_so_in_place(page, study, tmp_path):

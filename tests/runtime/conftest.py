@@ -44,7 +44,7 @@ def instruction_sets(files: dict[str, Path]) -> list[str]:
         patch.setenv("UNFLIP_ISA", "?")
         with pytest.raises(ValueError, match="UNFLIP_ISA is '\\?'") as caught:
             unflip.load(files["vector"])
-    found = re.search("have (.*)$", str(caught.value))
+    found = re.search("support only (.*)$", str(caught.value))
     assert found is not None
     return found[1].split(", ")
 

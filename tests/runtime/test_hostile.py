@@ -139,7 +139,7 @@ def test_what_is_no_packed_network(tmp_path: Path) -> None:
     assert "unflip pack" in message(with_header(foreign, bytes(4)))
 
 
-AGAIN = "; copy it again, or make it anew with 'unflip pack'"
+AGAIN = "; copy it again, or pack the network again with 'unflip pack'"
 MAKE = "; make a packed network with 'unflip pack'"
 ACCIDENTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda data: b"", f"the file is empty{AGAIN}"),
@@ -158,7 +158,7 @@ ACCIDENTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "of tomorrow": (
         lambda data: data.replace(b'"version":"1"', b'"version":"2"'),
-        "its format version is '2'; this unflip reads '1': install one that reads it, or pack",
+        "its format version is '2', but this unflip reads version '1'; install an unflip that",
     ),
 }  # fmt: skip
 
@@ -179,7 +179,7 @@ def test_both_readers_say_what_happened_to_a_file_and_what_to_do(
 
 
 def test_paths(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         unflip.load(tmp_path / "nothing.unflip")
     with pytest.raises(ValueError, match="folder"):
         unflip.load(tmp_path)
@@ -423,7 +423,7 @@ GRAPHS: list[Case] = [
     ("residual", "op 2 (conv 'conv2'): step 1 (add): 'value'", step(2, 1, "value", 3)),
     ("residual", "this one is a code", step(2, 1, "value", 2)),
     ("residual", "a value of 8 x 6 x 6; it is 3 x 6 x 6", step(2, 1, "value", 0)),
-    ("residual", "'weight' must be a tensor's name; the file has none", op(0, "weight", "t99")),
+    ("residual", "'weight' must be the name of a tensor in the file", op(0, "weight", "t99")),
     ("residual", "'weight' must be a tensor's name", op(0, "weight", 3)),
     # shapes that lie
     ("residual", "'shape' must be [O, 3, kh, kw]", op(0, "shape", [8, 4, 3, 3])),

@@ -118,7 +118,7 @@ def test_what_a_model_tells(files: Files) -> None:
     model = unflip.load(files["several"])
     assert "3 x 6 x 6 -> scores: 5, boxes: 4 x 6 x 6, gate: 8 x 6 x 6" in repr(model)
     assert model.labels == list("abcde")
-    with pytest.raises(AttributeError, match="has 6 outputs, so it has no output_shape: see outp"):
+    with pytest.raises(AttributeError, match="has 6 outputs, so it has no output_shape; use outp"):
         _ = model.output_shape
     one = unflip.load(files["residual"])
     assert (one.structure, one.output_shape, one.output_shapes) == (

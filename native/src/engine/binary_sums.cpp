@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kLargestMultiple = 4096;
 
-// Writes value as multiple * unit if that is exact.
+// Finds multiple with value == multiple * unit, if there is an exact one.
 bool as_multiple(float value, float unit, int* multiple) {
   float m = std::nearbyint(value / unit);
   if (!(std::fabs(m) <= kLargestMultiple) || m * unit != value) return false;
@@ -52,8 +52,7 @@ CodeUnits code_units(const Quantizer& q) {
 
 BinarySums::BinarySums(const Convolution& conv, const Quantizer& quantizer, const Window& window)
     : bases_(conv.bases), planes_(quantizer.planes()), filters_(conv.filters), stride_(padded(conv.filters)),
-      depth_(int64_t{conv.channels} * conv.kernel.h * conv.kernel.w), kernel_(window.kernel),
-      units_(code_units(quantizer)) {
+      depth_(int64_t{conv.channels} * conv.kernel.h * conv.kernel.w), kernel_(window.kernel), units_(code_units(quantizer)) {
   if (depth_ * (units_.whole ? units_.largest : 1) >= int64_t{1} << 31)
     throw std::runtime_error("a binary convolution's sums do not fit 32 bits");
   needs_signs_ = quantizer.offset != 0;
@@ -159,8 +158,8 @@ int32_t BinarySums::window_number(const SumTerm& term, const int32_t* plane_sums
 }
 
 template <class Count>
-void BinarySums::combine(const Count* differences, int64_t differences_stride, const int32_t* signs,
-                         const int32_t* plane_sums, int first, int count, float* sums) const {
+void BinarySums::combine(const Count* differences, int64_t differences_stride, const int32_t* signs, const int32_t* plane_sums,
+                         int first, int count, float* sums) const {
   auto add = [&](const SumTerm& term, auto number) {
     const float* scale = term.scale + first;
     if (&term == terms_.data())

@@ -1,13 +1,13 @@
-// Convolution of a code with a binary filter for every channel, of that channel alone or of the few of its group. A word has the
-// bits of 64 channels at one tap: its differences from the weights are one word too, and the words of all taps are added channel by
-// channel with one digit of the counts a word:
+// Convolution of a code with one binary filter per channel, over that channel or the few channels of its group. A word holds the
+// bits of 64 channels at one tap. Its differences from the weights are one word too. The words of all taps are added per channel;
+// each binary digit of the counts is one word:
 //
 //     tap 0    0 1 1 0 ...              ones     0 1 0 1 ...
 //     tap 1    0 1 0 1 ...    - add ->  twos     0 1 1 0 ...       channel 1: 1 + 2 + 4 * 0 = 3 differences
 //     tap 2    0 1 1 0 ...              fours    0 0 0 0 ...
 //
-// Then the digits of eight channels at a time become eight bytes. In a group of several channels every one of them is a tap of its
-// own, its bit spread over the group's:
+// Then the digits of eight channels at a time become eight bytes. In a group of several channels, each channel is a separate tap
+// whose bit is repeated for the whole group:
 //
 //     code     a b c d  e f g h ...     first taps   a a a a  e e e e ...     second   b b b b  f f f f ...
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kMostTaps = 255, kDigits = 8;  // counts are bytes
 
-// Byte i is bit i of the number.
+// Byte i of the result is bit i of the number.
 uint64_t spread(int number) {
   uint64_t bytes = 0;
   for (int i = 0; i < 8; i++) bytes |= static_cast<uint64_t>(number >> i & 1) << (8 * i);
@@ -44,12 +44,12 @@ int digits_of(int number) {
 class ChannelCount : public Task {
  public:
   ChannelCount(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-               std::unique_ptr<Finisher> finisher, int threads)
+               std::unique_ptr<Epilogue> epilogue, int threads)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), input_(input),
-        layout_(values[input].layout), channels_(op.conv.filters), words_((channels_ + 63) / 64),
-        group_(op.conv.channels), taps_(op.conv.kernel.h * op.conv.kernel.w * group_), finisher_(std::move(finisher)) {
+        layout_(values[input].layout), channels_(op.conv.filters), words_((channels_ + 63) / 64), group_(op.conv.channels),
+        taps_(op.conv.kernel.h * op.conv.kernel.w * group_), epilogue_(std::move(epilogue)) {
     pack(op.conv);
-    const int pixels = finisher_->pixels();
+    const int pixels = epilogue_->pixels();
     cut_ = Cut(pixels, std::max(pixels / 64, threads > 1 ? threads * kJobsPerThread : 1), 1);
     signs_at_ = round_up(int64_t{sums_.bases()} * sums_.planes() * counts_stride(), 64);
     sums_at_ = signs_at_ + round_up(int64_t{sums_.bases()} * sums_.stride() * 4, 64);
@@ -57,11 +57,11 @@ class ChannelCount : public Task {
   }
 
   void run(const RunContext& context) const override {
-    finisher_->clear_border(context);
-    const FinishTarget target = finisher_->target(context);
+    epilogue_->clear_border(context);
+    const EpilogueTarget target = epilogue_->target(context);
     parallel(context, cut_.jobs, [&](int job, int thread) {
       uint8_t* scratch = context.scratch_of(thread);
-      Taps rows, columns;  // that the signs are of; at first none
+      Taps rows, columns;  // the taps that the signs belong to; initially none
       for (int pixel = cut_.first(job); pixel < cut_.last(job); pixel++) {
         const int y = pixel / window_.out.width, x = pixel % window_.out.width;
         const bool same = pixel > cut_.first(job) && rows == window_.row_taps(y) && columns == window_.column_taps(x);
@@ -71,7 +71,7 @@ class ChannelCount : public Task {
         count(context, y, x, rows, columns, scratch);
         auto* sums = reinterpret_cast<float*>(scratch + sums_at_);
         sums_.combine(scratch, counts_stride(), sums_.counts_border() ? signs : nullptr, nullptr, 0, channels_, sums);
-        context.kernels->finish(finisher_->finish(), target, sums, 0, pixel, pixel + 1, 0, finisher_->stride());
+        context.kernels->epilogue(epilogue_->params(), target, sums, 0, pixel, pixel + 1, 0, epilogue_->stride());
       }
     });
   }
@@ -79,7 +79,7 @@ class ChannelCount : public Task {
  private:
   int64_t counts_stride() const { return int64_t{words_} * 64; }
 
-  // Taps of a filter are first its channels', then the kernel's in the file; here it is the other way round.
+  // In the file a filter is [channel][tap]; here it is [tap][channel].
   void pack(const Convolution& conv) {
     weights_.assign(int64_t{conv.bases} * taps_ * words_, 0);
     const int places = taps_ / group_;
@@ -91,7 +91,7 @@ class ChannelCount : public Task {
         }
   }
 
-  // Bit `which` of every group in all bits of the group.
+  // Copies bit `which` of every group to all bits of the group.
   uint64_t spread_in_groups(uint64_t word, int which) const {
     if (group_ == 1) return word;
     const uint64_t all = (uint64_t{1} << group_) - 1, first = ~uint64_t{0} / all;
@@ -150,7 +150,7 @@ class ChannelCount : public Task {
     }
   }
 
-  // How many digits the counts have after each tap.
+  // The number of digits of the counts after each tap.
   static std::vector<int> digits_after(int taps) {
     std::vector<int> digits;
     for (int t = 1; t <= taps; t++) digits.push_back(digits_of(t));
@@ -165,8 +165,8 @@ class ChannelCount : public Task {
   std::vector<int> digits_ = digits_after(taps_);
   std::vector<uint64_t> weights_;  // [base][tap][word]
   Cut cut_;
-  int64_t signs_at_ = 0, sums_at_ = 0;  // in a thread's scratch; counts come first
-  std::unique_ptr<Finisher> finisher_;
+  int64_t signs_at_ = 0, sums_at_ = 0;  // in a thread's scratch, after the counts
+  std::unique_ptr<Epilogue> epilogue_;
 };
 
 }  // namespace
@@ -174,15 +174,15 @@ class ChannelCount : public Task {
 bool counts_channels(const Op& op) {
   const Convolution& c = op.conv;
   const bool plain = std::all_of(c.offset.begin(), c.offset.end(), [](float v) { return v == 0; });
-  const bool few = c.channels == 1 || c.channels == 2 || c.channels == 4;  // no group lies in two words; from 8 on windows are faster
+  // No such group spans two words. From 8 channels on, windows are faster.
+  const bool few = c.channels == 1 || c.channels == 2 || c.channels == 4;
   return c.groups > 1 && c.filters == c.groups * c.channels && few && plain &&
          int64_t{c.channels} * c.kernel.h * c.kernel.w <= kMostTaps;
 }
 
 std::unique_ptr<Task> make_channel_count(const Op& op, const Quantizer& quantizer, int input,
-                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
-                                         int threads) {
-  return std::make_unique<ChannelCount>(op, quantizer, input, values, std::move(finisher), threads);
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads) {
+  return std::make_unique<ChannelCount>(op, quantizer, input, values, std::move(epilogue), threads);
 }
 
 }  // namespace unflip

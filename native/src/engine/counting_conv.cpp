@@ -1,5 +1,5 @@
-// The window of a pixel is copied to 64-bit words, the bits of all taps one after another (zeros in the padding), one row of words for
-// each plane and group, and compared with each filter's words, laid out alike.
+// The window of a pixel is copied to 64-bit words: the bits of all taps, with zeros in the padding, one row of words per plane
+// and group. It is compared with the words of each filter, which have the same layout.
 #include <algorithm>
 #include <cstring>
 
@@ -9,10 +9,10 @@
 namespace unflip {
 namespace {
 
-// Adds `count` bits from bit `first` of `from` to words at bit `at`, which are zero there. Up to 7 bytes beyond the last bit are
-// read: values have slack for that.
+// Copies `count` bits from bit `first` of `from` to bit `at` of words, which must be zero there. Reads up to 7 bytes beyond the
+// last bit: values have that much slack.
 void copy_bits(const uint8_t* from, int first, int count, int64_t at, uint64_t* to) {
-  const int shift = first % 8, most = shift ? 56 : 64;  // that one word surely has
+  const int shift = first % 8, most = shift ? 56 : 64;  // the bits that one word always contains
   from += first / 8;
   for (int n; count > 0; count -= n, at += n, from += most / 8) {
     n = std::min(count, most);
@@ -28,24 +28,25 @@ void copy_bits(const uint8_t* from, int first, int count, int64_t at, uint64_t* 
 class CountingConv : public Task {
  public:
   CountingConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-               std::unique_ptr<Finisher> finisher, int threads)
+               std::unique_ptr<Epilogue> epilogue, int threads)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), input_(input),
         layout_(values[input].layout), channels_(op.conv.channels), groups_(op.conv.groups),
         group_filters_(op.conv.filters / op.conv.groups), filters_(op.conv.filters),
-        words_(static_cast<int>((int64_t{channels_} * window_.kernel.h * window_.kernel.w + 63) / 64)), finisher_(std::move(finisher)) {
+        words_(static_cast<int>((int64_t{channels_} * window_.kernel.h * window_.kernel.w + 63) / 64)),
+        epilogue_(std::move(epilogue)) {
     pack(op.conv);
-    const int pixels = finisher_->pixels();
+    const int pixels = epilogue_->pixels();
     cut_ = Cut(pixels, std::max(pixels / 64, threads > 1 ? threads * kJobsPerThread : 1), 1);
     places_.plan(*this);
     thread_scratch_bytes = places_.bytes;
   }
 
   void run(const RunContext& context) const override {
-    finisher_->clear_border(context);
+    epilogue_->clear_border(context);
     parallel(context, cut_.jobs, [&](int job, int thread) {
       const Scratch scratch(places_, context.scratch_of(thread));
-      const FinishTarget target = finisher_->target(context);
-      Taps rows, columns;  // that the signs are of
+      const EpilogueTarget target = epilogue_->target(context);
+      Taps rows, columns;  // the taps that the signs belong to
       for (int pixel = cut_.first(job); pixel < cut_.last(job); pixel++) {
         const int y = pixel / window_.out.width, x = pixel % window_.out.width;
         const bool same = pixel > cut_.first(job) && rows == window_.row_taps(y) && columns == window_.column_taps(x);
@@ -57,7 +58,7 @@ class CountingConv : public Task {
   }
 
  private:
-  // A thread's scratch: where things begin, in bytes.
+  // The parts of a thread's scratch, as byte offsets.
   struct Places {
     int64_t window = 0, differences = 0, signs = 0, sums = 0, bytes = 0;
 
@@ -79,8 +80,7 @@ class CountingConv : public Task {
     int32_t *differences, *signs;
     float* sums;
     Scratch(const Places& p, uint8_t* base)
-        : window(reinterpret_cast<uint64_t*>(base + p.window)),
-          differences(reinterpret_cast<int32_t*>(base + p.differences)),
+        : window(reinterpret_cast<uint64_t*>(base + p.window)), differences(reinterpret_cast<int32_t*>(base + p.differences)),
           signs(reinterpret_cast<int32_t*>(base + p.signs)), sums(reinterpret_cast<float*>(base + p.sums)) {}
   };
 
@@ -102,12 +102,12 @@ class CountingConv : public Task {
     for (int r = rows.first; r < rows.last; r++)
       for (int c = columns.first; c < columns.last; c++) {
         const int row = window_.row(y) + r * window_.dilation.h, column = window_.column(x) + c * window_.dilation.w;
-        copy_bits(plane + layout_.at(row, column), group * channels_, channels_,
-                  (int64_t{r} * window_.kernel.w + c) * channels_, to);
+        copy_bits(plane + layout_.at(row, column), group * channels_, channels_, (int64_t{r} * window_.kernel.w + c) * channels_,
+                  to);
       }
   }
 
-  void run_pixel(const RunContext& context, const FinishTarget& target, const Scratch& s, int pixel, Taps rows,
+  void run_pixel(const RunContext& context, const EpilogueTarget& target, const Scratch& s, int pixel, Taps rows,
                  Taps columns) const {
     const int y = pixel / window_.out.width, x = pixel % window_.out.width;
     for (int g = 0; g < groups_; g++) {
@@ -118,17 +118,16 @@ class CountingConv : public Task {
         count_plane(context, s, g, p);
         if (sums_.counts_window()) plane_sums[p] = ones_in_window(s.window);
       }
-      sums_.combine(s.differences, group_filters_, sums_.counts_border() ? s.signs : nullptr, plane_sums,
-                    g * group_filters_, group_filters_, s.sums + g * group_filters_);
+      sums_.combine(s.differences, group_filters_, sums_.counts_border() ? s.signs : nullptr, plane_sums, g * group_filters_,
+                    group_filters_, s.sums + g * group_filters_);
     }
-    context.kernels->finish(finisher_->finish(), target, s.sums, 0, pixel, pixel + 1, 0, finisher_->stride());
+    context.kernels->epilogue(epilogue_->params(), target, s.sums, 0, pixel, pixel + 1, 0, epilogue_->stride());
   }
 
   void count_plane(const RunContext& context, const Scratch& s, int group, int plane) const {
     for (int b = 0; b < sums_.bases(); b++)
       context.kernels->differences(s.window, &weights_[(int64_t{b} * filters_ + group * group_filters_) * words_], words_,
-                                   group_filters_,
-                                   s.differences + (int64_t{b} * sums_.planes() + plane) * group_filters_);
+                                   group_filters_, s.differences + (int64_t{b} * sums_.planes() + plane) * group_filters_);
   }
 
   int32_t ones_in_window(const uint64_t* window) const {
@@ -145,15 +144,14 @@ class CountingConv : public Task {
   std::vector<uint64_t> weights_;  // [base][filter][tap][word]
   Cut cut_;
   Places places_;
-  std::unique_ptr<Finisher> finisher_;
+  std::unique_ptr<Epilogue> epilogue_;
 };
 
 }  // namespace
 
 std::unique_ptr<Task> make_counting_conv(const Op& op, const Quantizer& quantizer, int input,
-                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
-                                         int threads) {
-  return std::make_unique<CountingConv>(op, quantizer, input, values, std::move(finisher), threads);
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads) {
+  return std::make_unique<CountingConv>(op, quantizer, input, values, std::move(epilogue), threads);
 }
 
 }  // namespace unflip

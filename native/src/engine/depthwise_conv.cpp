@@ -1,6 +1,6 @@
-// A row of the image at a time, read where the input is: first the pixels in the middle, whose windows lie inside the image from
-// left to right, then those at the ends. Taps outside the image are zeros and take part in the sum (an infinite weight makes NaN of
-// them, and -0 + 0 is 0, as in a convolution of the padded image), but no border is written out: such a tap points at zeros.
+// One row of the image at a time, read in place: first the pixels in the middle, whose windows are inside the image horizontally,
+// then those at the ends. Taps outside the image are zeros and are part of the sum, as in a convolution of the padded image: with
+// an infinite weight they give NaN, and -0 + 0 is 0. No border is written; such taps point to zeros.
 #include "depthwise_conv.h"
 
 #include <algorithm>
@@ -16,17 +16,17 @@ constexpr int kLine = 16;  // floats of a cache line
 class DepthwiseConv : public Task {
  public:
   DepthwiseConv(const Op& op, const std::vector<float>& weight, int input, const std::vector<ValueInfo>& values,
-                std::unique_ptr<Finisher> finisher, const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads)
+                std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int threads)
       : window_(op.conv, values[input].shape, op.shape), input_(input), input_stride_(values[input].stride),
-        finisher_(std::move(finisher)) {
+        epilogue_(std::move(epilogue)) {
     pack(weight);
     sort_columns();
     if (pool) {
-      pooled_ = std::make_unique<PooledRows>(*pool, *finisher_, std::move(pool_finisher), 1, threads);
+      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, threads);
       taps_at_ = round_up(pooled_->bytes(), 64);
     } else {
       cut_ = Cut(window_.out.height, threads > 1 ? threads * kJobsPerThread : 1, 1);
-      if (!finisher_->stores_floats()) taps_at_ = round_up(row_floats() * sizeof(float), 64);
+      if (!epilogue_->stores_floats()) taps_at_ = round_up(row_floats() * sizeof(float), 64);
     }
     thread_scratch_bytes = taps_at_ + int64_t{taps()} * kDepthwisePixels * static_cast<int64_t>(sizeof(const float*));
   }
@@ -38,7 +38,7 @@ class DepthwiseConv : public Task {
       });
       return;
     }
-    finisher_->clear_border(context);
+    epilogue_->clear_border(context);
     parallel(context, cut_.jobs, [&](int job, int thread) {
       for (int y = cut_.first(job); y < cut_.last(job); y++) run_row(context, y, thread);
     });
@@ -46,41 +46,40 @@ class DepthwiseConv : public Task {
 
  private:
   int taps() const { return window_.kernel.h * window_.kernel.w; }
-  int64_t row_floats() const { return int64_t{window_.out.width} * finisher_->stride(); }
+  int64_t row_floats() const { return int64_t{window_.out.width} * epilogue_->stride(); }
   int64_t pixel_step() const { return int64_t{window_.stride.w} * input_stride_; }
 
-  // Weights and zeros begin with a cache line, as values do: vectors of 16 floats are slow across two.
+  // Weights and zeros start at a cache line, like values, because vectors of 16 floats are slow across two lines.
   static int64_t to_line(const std::vector<float>& v) {
     return static_cast<int64_t>(-reinterpret_cast<intptr_t>(v.data()) & 63) / static_cast<int64_t>(sizeof(float));
   }
 
   void pack(const std::vector<float>& weight) {
-    const int channels = finisher_->stride();
+    const int channels = epilogue_->stride();
     weights_.assign(int64_t{taps()} * channels + kLine, 0.f);
     first_weight_ = to_line(weights_);
     for (int c = 0; c < window_.out.channels; c++)
-      for (int t = 0; t < taps(); t++)
-        weights_[first_weight_ + int64_t{t} * channels + c] = weight[int64_t{c} * taps() + t];
+      for (int t = 0; t < taps(); t++) weights_[first_weight_ + int64_t{t} * channels + c] = weight[int64_t{c} * taps() + t];
   }
 
-  // Columns in the middle are next to each other.
+  // The columns in the middle are adjacent.
   void sort_columns() {
     for (int x = 0; x < window_.out.width; x++)
       if (!(window_.column_taps(x) == Taps{0, window_.kernel.w}))
         ends_.push_back(x);
       else if (middle_count_++ == 0)
         middle_ = x;
-    zeros_.assign(std::max(0, middle_count_ - 1) * pixel_step() + finisher_->stride() + kLine, 0.f);
+    zeros_.assign(std::max(0, middle_count_ - 1) * pixel_step() + epilogue_->stride() + kLine, 0.f);
     first_zero_ = to_line(zeros_);
   }
 
   void run_row(const RunContext& context, int y, int thread) const {
-    const FinishTarget target = finisher_->target(context);
-    const int stride = finisher_->stride(), first = y * window_.out.width;
+    const EpilogueTarget target = epilogue_->target(context);
+    const int stride = epilogue_->stride(), first = y * window_.out.width;
     float* sums = target.out ? target.out + int64_t{first} * stride : reinterpret_cast<float*>(context.scratch_of(thread));
     make_row(context, y, sums, thread);
-    if (finisher_->has_work())
-      context.kernels->finish(finisher_->finish(), target, sums, stride, first, first + window_.out.width, 0, stride);
+    if (epilogue_->has_work())
+      context.kernels->epilogue(epilogue_->params(), target, sums, stride, first, first + window_.out.width, 0, stride);
   }
 
   void make_row(const RunContext& context, int y, float* row, int thread) const {
@@ -89,7 +88,7 @@ class DepthwiseConv : public Task {
     tile.taps = taps_of;
     tile.tap_count = taps();
     tile.weights = &weights_[first_weight_];
-    tile.channels = finisher_->stride();
+    tile.channels = epilogue_->stride();
     make_middle(context, tile, y, row, taps_of);
     make_ends(context, tile, y, row, taps_of);
   }
@@ -114,7 +113,7 @@ class DepthwiseConv : public Task {
     }
   }
 
-  // The taps of a pixel, each `step` places after the one before.
+  // The taps of a pixel, `step` places apart.
   void aim(const float* in, int y, int x, const float** to, int step) const {
     const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
     const float* zeros = &zeros_[first_zero_];
@@ -130,14 +129,14 @@ class DepthwiseConv : public Task {
 
   Window window_;
   int input_, input_stride_;
-  std::unique_ptr<Finisher> finisher_;
-  std::vector<float> weights_;          // [tap][channel]
-  std::vector<float> zeros_;            // for as many pixels as go together
+  std::unique_ptr<Epilogue> epilogue_;
+  std::vector<float> weights_;  // [tap][channel]
+  std::vector<float> zeros_;    // for all pixels of a call
   int64_t first_weight_ = 0, first_zero_ = 0;
-  int middle_ = 0, middle_count_ = 0;   // columns whose windows lie inside the image from left to right
+  int middle_ = 0, middle_count_ = 0;   // columns whose windows are inside the image horizontally
   std::vector<int> ends_;               // the others
   std::unique_ptr<PooledRows> pooled_;  // if there is a pool
-  Cut cut_;                             // else: rows
+  Cut cut_;                             // otherwise: rows
   int64_t taps_at_ = 0;                 // bytes, in a thread's scratch
 };
 
@@ -149,9 +148,9 @@ bool is_depthwise(const Op& op) {
 }
 
 std::unique_ptr<Task> make_depthwise_conv(const Op& op, const std::vector<float>& weight, int input,
-                                          const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
-                                          const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads) {
-  return std::make_unique<DepthwiseConv>(op, weight, input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
+                                          const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue,
+                                          const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int threads) {
+  return std::make_unique<DepthwiseConv>(op, weight, input, values, std::move(epilogue), pool, std::move(pool_epilogue), threads);
 }
 
 }  // namespace unflip

@@ -1,5 +1,5 @@
-// A tile is six pixels by 16 filters: twelve vectors of sums stay in registers while the windows stream by. The windows are read
-// where they are; a border is first written out in a copy, and where that would be absurdly large, each window is copied.
+// A tile is six pixels by 16 filters: twelve vectors of sums stay in registers. Windows are read in place. If there is a border,
+// they are read from a padded copy of the input; if that would be very large, each window is copied.
 #include "float_conv.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace unflip {
 namespace {
 
-// filters x channels x kernel, whatever the file has.
+// filters x channels x kernel, from float or binary weights.
 std::vector<float> dense_weights(const Convolution& conv) {
   if (!conv.bases) return conv.weight;
   const int64_t per_filter = int64_t{conv.channels} * conv.kernel.h * conv.kernel.w;
@@ -32,15 +32,14 @@ std::vector<float> dense_weights(const Convolution& conv) {
 
 class FloatConv : public Task {
  public:
-  FloatConv(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
-            const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads)
-      : window_(op.conv, values[input].shape, op.shape), input_(input), channels_(op.conv.channels),
-        groups_(op.conv.groups), group_filters_(op.conv.filters / op.conv.groups), input_stride_(values[input].stride),
-        finisher_(std::move(finisher)) {
+  FloatConv(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, const Op* pool,
+            std::unique_ptr<Epilogue> pool_epilogue, int threads)
+      : window_(op.conv, values[input].shape, op.shape), input_(input), channels_(op.conv.channels), groups_(op.conv.groups),
+        group_filters_(op.conv.filters / op.conv.groups), input_stride_(values[input].stride), epilogue_(std::move(epilogue)) {
     pack(op.conv);
     choose_source();
     if (pool) {
-      pooled_ = std::make_unique<PooledRows>(*pool, *finisher_, std::move(pool_finisher), 1, threads);
+      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, threads);
       thread_scratch_bytes = round_up(pooled_->bytes(), 64);
     } else {
       choose_jobs(threads);
@@ -53,12 +52,12 @@ class FloatConv : public Task {
     if (pooled_) {
       pooled_->run(context, [&](int thread) {
         return [this, &context, thread](int y, float* row) {
-          sum_pixels(context, y * window_.out.width, (y + 1) * window_.out.width, 0, finisher_->stride(), row, thread);
+          sum_pixels(context, y * window_.out.width, (y + 1) * window_.out.width, 0, epilogue_->stride(), row, thread);
         };
       });
       return;
     }
-    finisher_->clear_border(context);
+    epilogue_->clear_border(context);
     parallel(context, pixel_cut_.jobs * block_cut_.jobs, [&](int job, int thread) {
       if (groups_ == 1)
         run_dense(context, job, thread);
@@ -87,7 +86,7 @@ class FloatConv : public Task {
     }
   }
 
-  // Where windows are read, and as which contiguous segments.
+  // Decides where windows are read, and as which contiguous segments.
   void choose_source() {
     const int all_channels = window_.in.channels;
     pixel_floats_ = input_stride_;
@@ -112,18 +111,17 @@ class FloatConv : public Task {
     }
   }
 
-  // Few weights: all filters for some pixels at a time, the sums stay in the cache until they are finished. Many weights: few
+  // Few weights: all filters for some pixels at a time, so that the sums stay in the cache until the epilogue. Many weights: few
   // filters for many pixels.
   void choose_jobs(int threads) {
-    const bool many_weights = groups_ == 1 && depth() * finisher_->stride() * 4 > (256 << 10);
-    const int pixels = finisher_->pixels(), blocks = group_blocks();
-    int per_job = many_weights ? 384 : std::max(kFloatPixels, 8192 / finisher_->stride() / kFloatPixels * kFloatPixels);
+    const bool many_weights = groups_ == 1 && depth() * epilogue_->stride() * 4 > (256 << 10);
+    const int pixels = epilogue_->pixels(), blocks = group_blocks();
+    int per_job = many_weights ? 384 : std::max(kFloatPixels, 8192 / epilogue_->stride() / kFloatPixels * kFloatPixels);
     int pixel_jobs = std::max(1, pixels / per_job), block_jobs = many_weights ? (blocks + 3) / 4 : 1;
-    if (threads > 1 && pixel_jobs * block_jobs < threads * kJobsPerThread)
-      pixel_jobs = threads * kJobsPerThread / block_jobs;
+    if (threads > 1 && pixel_jobs * block_jobs < threads * kJobsPerThread) pixel_jobs = threads * kJobsPerThread / block_jobs;
     pixel_cut_ = Cut(pixels, pixel_jobs, kFloatPixels);
     block_cut_ = Cut(groups_ == 1 ? blocks : 1, block_jobs, kFloatBlocks);
-    if (!finisher_->stores_floats()) thread_scratch_bytes = int64_t{pixel_cut_.size} * finisher_->stride() * sizeof(float);
+    if (!epilogue_->stores_floats()) thread_scratch_bytes = int64_t{pixel_cut_.size} * epilogue_->stride() * sizeof(float);
   }
 
   void copy_padded(const RunContext& context) const {
@@ -147,7 +145,7 @@ class FloatConv : public Task {
       }
   }
 
-  // Points the tile at the windows of some pixels.
+  // Sets the tile's windows to those of some pixels.
   void aim(const RunContext& context, FloatTile& tile, int first, int count, int group, int thread) const {
     tile.pixels = count;
     if (source_ == Source::CopiedWindows) {
@@ -158,8 +156,7 @@ class FloatConv : public Task {
       }
       return;
     }
-    const float* base = source_ == Source::PaddedCopy ? reinterpret_cast<const float*>(context.scratch)
-                                                      : context.values[input_];
+    const float* base = source_ == Source::PaddedCopy ? reinterpret_cast<const float*>(context.scratch) : context.values[input_];
     const int64_t down = window_.stride.h * row_floats_, right = int64_t{window_.stride.w} * pixel_floats_;
     const int y = first / window_.out.width;
     int x = first - y * window_.out.width;
@@ -181,24 +178,23 @@ class FloatConv : public Task {
     return tile;
   }
 
-  // The floats of pixel `first` of a job: where they are stored, or scratch if they are not.
-  float* sums_of(const RunContext& context, const FinishTarget& target, int first, int thread) const {
-    return target.out ? target.out + int64_t{first} * finisher_->stride()
-                      : reinterpret_cast<float*>(context.scratch_of(thread));
+  // Memory for the floats from pixel `first` of a job on: their place in the value, or scratch if they are not stored.
+  float* sums_of(const RunContext& context, const EpilogueTarget& target, int first, int thread) const {
+    return target.out ? target.out + int64_t{first} * epilogue_->stride() : reinterpret_cast<float*>(context.scratch_of(thread));
   }
 
   void run_dense(const RunContext& context, int job, int thread) const {
     const int pixel_job = job / block_cut_.jobs, block_job = job % block_cut_.jobs;
     const int first = pixel_cut_.first(pixel_job), last = pixel_cut_.last(pixel_job);
     const int channel = block_cut_.first(block_job) * kFloatBlock;
-    const int end = std::min(block_cut_.last(block_job) * kFloatBlock, finisher_->stride());
-    const FinishTarget target = finisher_->target(context);
+    const int end = std::min(block_cut_.last(block_job) * kFloatBlock, epilogue_->stride());
+    const EpilogueTarget target = epilogue_->target(context);
     float* sums = sums_of(context, target, first, thread);
     sum_pixels(context, first, last, channel, end, sums, thread);
-    finish(context, target, sums, first, last, channel, end - channel);
+    run_epilogue(context, target, sums, first, last, channel, end - channel);
   }
 
-  // Pixels first .. last - 1, channels channel .. end - 1; sums: where the first pixel's channels begin.
+  // Pixels first .. last - 1, channels channel .. end - 1; sums: those of the first pixel.
   void sum_pixels(const RunContext& context, int first, int last, int channel, int end, float* sums, int thread) const {
     FloatTile tile = new_tile();
     const int step = last - first == 1 ? kFloatBlock * kFloatBlocks : context.kernels->float_filters;
@@ -207,7 +203,7 @@ class FloatConv : public Task {
       tile.weights = &weights_[c / kFloatBlock * depth() * kFloatBlock];
       for (int p = first; p < last; p += kFloatPixels) {
         aim(context, tile, p, std::min(kFloatPixels, last - p), 0, thread);
-        for (int i = 0; i < tile.pixels; i++) tile.out[i] = sums + int64_t{p - first + i} * finisher_->stride() + c;
+        for (int i = 0; i < tile.pixels; i++) tile.out[i] = sums + int64_t{p - first + i} * epilogue_->stride() + c;
         context.kernels->float_tile(tile);
       }
     }
@@ -215,7 +211,7 @@ class FloatConv : public Task {
 
   void run_grouped(const RunContext& context, int job, int thread) const {
     const int first = pixel_cut_.first(job), last = pixel_cut_.last(job);
-    const FinishTarget target = finisher_->target(context);
+    const EpilogueTarget target = epilogue_->target(context);
     float* sums = sums_of(context, target, first, thread);
     float results[kFloatPixels][kFloatBlock];
     FloatTile tile = new_tile();
@@ -230,30 +226,29 @@ class FloatConv : public Task {
           context.kernels->float_tile(tile);
           for (int i = 0; i < tile.pixels; i++)
             std::copy(results[i], results[i] + count,
-                      sums + int64_t{p - first + i} * finisher_->stride() + g * group_filters_ + f);
+                      sums + int64_t{p - first + i} * epilogue_->stride() + g * group_filters_ + f);
         }
       }
-    finish(context, target, sums, first, last, 0, finisher_->stride());
+    run_epilogue(context, target, sums, first, last, 0, epilogue_->stride());
   }
 
-  void finish(const RunContext& context, const FinishTarget& target, const float* sums, int first, int last, int channel,
-              int channels) const {
-    if (finisher_->has_work())
-      context.kernels->finish(finisher_->finish(), target, sums + channel, finisher_->stride(), first, last, channel,
-                              channels);
+  void run_epilogue(const RunContext& context, const EpilogueTarget& target, const float* sums, int first, int last, int channel,
+                    int channels) const {
+    if (epilogue_->has_work())
+      context.kernels->epilogue(epilogue_->params(), target, sums + channel, epilogue_->stride(), first, last, channel, channels);
   }
 
   Window window_;
   int input_, channels_, groups_, group_filters_;
   int input_stride_;
   Source source_ = Source::InPlace;
-  int pixel_floats_ = 0;     // from a pixel of the source to the next
-  int64_t row_floats_ = 0;   // from a row of the source to the next
+  int pixel_floats_ = 0;    // from a pixel of the source to the next
+  int64_t row_floats_ = 0;  // from a row of the source to the next
   std::vector<int64_t> segments_;
   int segment_length_ = 0;
   std::vector<float> weights_;  // [group][block][tap][channel][16 filters]
   Cut pixel_cut_, block_cut_;
-  std::unique_ptr<Finisher> finisher_;
+  std::unique_ptr<Epilogue> epilogue_;
   std::unique_ptr<PooledRows> pooled_;  // if there is a pool
 };
 
@@ -263,20 +258,21 @@ bool pools_rows(const Op& op, const std::vector<Step>& steps, const Op& pool) {
   if ((op.conv.groups != 1 && !is_depthwise(op)) || op.shape.width == 1) return false;
   for (const Step& s : steps)
     if (s.kind == StepKind::Add || s.kind == StepKind::Mul) return false;
-  // Windows that lie apart or wholly in the padding are left to the general way, and rows too large for the cache.
+  // Not for windows that do not overlap or consist of padding only, nor for rows too large for the cache.
   if (pool.pool.stride.h > pool.pool.kernel.h || pool.pool.padding.h >= pool.pool.kernel.h) return false;
   return int64_t{op.shape.width} * padded(op.shape.channels) * 4 * pool.pool.kernel.h <= PooledRows::kBytes;
 }
 
 std::unique_ptr<Task> make_float_conv(const Op& op, int input, const std::vector<ValueInfo>& values,
-                                      std::unique_ptr<Finisher> finisher, const Op* pool,
-                                      std::unique_ptr<Finisher> pool_finisher, int threads) {
+                                      std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue,
+                                      int threads) {
   if (is_stem(op))
-    return make_stem_conv(op, dense_weights(op.conv), input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
+    return make_stem_conv(op, dense_weights(op.conv), input, values, std::move(epilogue), pool, std::move(pool_epilogue),
+                          threads);
   if (is_depthwise(op))
-    return make_depthwise_conv(op, dense_weights(op.conv), input, values, std::move(finisher), pool, std::move(pool_finisher),
+    return make_depthwise_conv(op, dense_weights(op.conv), input, values, std::move(epilogue), pool, std::move(pool_epilogue),
                                threads);
-  return std::make_unique<FloatConv>(op, input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
+  return std::make_unique<FloatConv>(op, input, values, std::move(epilogue), pool, std::move(pool_epilogue), threads);
 }
 
 }  // namespace unflip

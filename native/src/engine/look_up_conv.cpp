@@ -1,20 +1,21 @@
-// Binary convolution by look-up: what is around the tile of ../kernels/look_up.h.
+// Binary convolution by look-up, using the tile of ../kernels/look_up.h.
 //
-// First the code's bytes become look-up numbers of pairs of pixels. Kernels three wide with an even (or large) output pair row y
-// with row y + half, so that a row of pairs serves all windows:
+// First the code's bytes become look-up numbers of pairs of pixels. Kernels three wide with an even (or large) output height pair
+// row y with row y + half, so that all windows share the rows of pairs:
 //
 //     code rows with border   0 1 2 3 4 5 6 7 8 9         output rows 0 1 2 3 | 4 5 6 7      half = 4
 //     rows of pairs           (0,4) (1,5) (2,6) (3,7) (4,8) (5,9)       output rows (0,4) read the first three, (1,5) the next
 //
-// For the others each window is copied: pixels 0 and 1 are a pair, 2 and 3, and so on. Then tiles go over pairs and filters.
+// For other kernels each window is copied: pixels 0 and 1 are a pair, 2 and 3 are a pair, and so on. Then tiles are computed for
+// all pairs and filters.
 //
-// A group of channels is some numbers of every pixel: in rows of pairs its windows lie there as those of all channels do.
+// A group of channels is a range of the numbers of every pixel, so its windows are read from the same rows of pairs.
 #include <algorithm>
 #include <cstring>
 
 #include "../kernels/look_up.h"
 #include "binary_conv.h"
-#include "count_finisher.h"
+#include "count_epilogue.h"
 
 namespace unflip {
 namespace {
@@ -22,11 +23,11 @@ namespace {
 constexpr int64_t kMostDepth = 65535;  // counts are 16 bits
 constexpr int kStripPairs = 32;        // pairs of a strip, at most
 
-// Filters that go through a tile together.
+// The filters of a tile.
 struct Block {
   int group;
-  int filters, first, last;  // `filters` is what fits, first .. last - 1 what there is
-  int64_t weights;           // where its weights begin
+  int filters, first, last;  // `filters`: how many fit; first .. last - 1: those that exist
+  int64_t weights;           // the start of its weights
 };
 
 std::vector<Block> cut_in_blocks(int filters, int groups) {
@@ -42,7 +43,8 @@ std::vector<Block> cut_in_blocks(int filters, int groups) {
   return blocks;
 }
 
-// Pairing rows loses half a row where the height is odd; copying windows costs as much as about four filters, and knows no groups.
+// Pairing rows wastes half a row if the height is odd. Copying windows costs as much as about four filters and does not support
+// groups.
 bool pairs_rows(const Window& window, int groups) {
   const int height = window.out.height, filters = window.out.channels;
   return window.kernel.w == 3 && height > 1 && (groups > 1 || height % 2 == 0 || 4 * height > filters);
@@ -51,11 +53,11 @@ bool pairs_rows(const Window& window, int groups) {
 class LookUpConv : public Task {
  public:
   LookUpConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-             std::unique_ptr<Finisher> finisher, const Kernels& kernels, int threads)
-      : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels),
-        input_(input), layout_(values[input].layout), finisher_(std::move(finisher)),
-        count_finisher_(window_, sums_, *finisher_, input, layout_, kernels),
-        channel_groups_(op.conv.groups), blocks_(cut_in_blocks(op.conv.filters, channel_groups_)) {
+             std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int threads)
+      : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels), input_(input),
+        layout_(values[input].layout), epilogue_(std::move(epilogue)),
+        count_epilogue_(window_, sums_, *epilogue_, input, layout_, kernels), channel_groups_(op.conv.groups),
+        blocks_(cut_in_blocks(op.conv.filters, channel_groups_)) {
     choose_pairing();
     pack(op.conv);
     choose_jobs(threads);
@@ -64,7 +66,7 @@ class LookUpConv : public Task {
   }
 
   void run(const RunContext& context) const override {
-    finisher_->clear_border(context);
+    epilogue_->clear_border(context);
     if (in_rows_)
       pair_rows(context);
     else
@@ -74,9 +76,9 @@ class LookUpConv : public Task {
   }
 
  private:
-  int nibbles() const { return 2 * layout_.pixel_bytes; }  // of a pixel
+  int nibbles() const { return 2 * layout_.pixel_bytes; }  // per pixel
   int pixels() const { return window_.out.height * window_.out.width; }
-  // First row and column of the code, with its border, that a window reads.
+  // The first row and column of the code, including its border, that a window reads.
   int64_t code_row(int y) const { return layout_.top - window_.top + int64_t{y} * window_.stride.h; }
   int64_t code_column(int x) const { return layout_.left - window_.left + int64_t{x} * window_.stride.w; }
 
@@ -105,7 +107,7 @@ class LookUpConv : public Task {
     }
   }
 
-  // Nibble n of a filter as the tile reads it: kernel position and nibble of the pixel, or nothing (padding).
+  // Nibble n of a filter in the tile's order: the kernel position and the nibble of the pixel, or none (padding).
   bool find_nibble(int segment, int group, int k, int* tap, int* nibble) const {
     if (in_rows_) {
       *tap = segment * window_.kernel.w + k;
@@ -153,7 +155,8 @@ class LookUpConv : public Task {
         }
   }
 
-  // A strip is some pairs in a row and a block of filters: their counts are made tile by tile, then finished together.
+  // A strip is some pairs in a row and a block of filters. Their counts are computed tile by tile, then the epilogue runs for
+  // all.
   void choose_jobs(int threads) {
     const int blocks = static_cast<int>(blocks_.size()), strips = (pair_columns_ + kStripPairs - 1) / kStripPairs;
     strip_ = Cut(pair_columns_, strips, kLookUpPairs);
@@ -161,22 +164,22 @@ class LookUpConv : public Task {
     strip_jobs_ = Cut(all, threads == 1 ? 1 : std::max(1, threads * kJobsPerThread / blocks), 1);
   }
 
-  // A thread's scratch: windows of two pixels while pairing; later the counts of a strip for each base and plane, with room for
-  // a tile before them, and what their finish needs.
+  // A thread's scratch: windows of two pixels while pairing; later the counts of a strip for each base and plane, with space for
+  // a tile before them, and the scratch of the epilogue.
   void plan_thread_scratch() {
     const int64_t windows = 2 * round_up(int64_t{window_.kernel.h} * window_.kernel.w * layout_.pixel_bytes + 16, 64);
     counts_before_ = 2 * kLookUpPairs * 64;
     counts_of_strip_ = 2 * (kStripPairs + 2 * kLookUpPairs) * 64;
     const int64_t counts = int64_t{sums_.bases()} * sums_.planes() * counts_of_strip_ * sizeof(uint16_t);
-    finish_at_ = round_up(counts, 64);
-    thread_scratch_bytes = std::max(windows, finish_at_ + count_finisher_.scratch_bytes(2 * kStripPairs, 64));
+    epilogue_at_ = round_up(counts, 64);
+    thread_scratch_bytes = std::max(windows, epilogue_at_ + count_epilogue_.scratch_bytes(2 * kStripPairs, 64));
   }
 
   uint16_t* numbers(const RunContext& context, int plane) const {
     return reinterpret_cast<uint16_t*>(context.scratch) + plane * plane_numbers_;
   }
 
-  // Calling other threads takes as long as making some 10,000 numbers.
+  // Starting other threads takes as long as computing about 10,000 numbers.
   int pairing_jobs(const RunContext& context) const {
     return context.pool && sums_.planes() * plane_numbers_ > 1 << 16 ? context.pool->threads() * 2 : 1;
   }
@@ -222,7 +225,7 @@ class LookUpConv : public Task {
     });
   }
 
-  // Numbers of the window of a pair.
+  // The numbers of a pair's window.
   const uint16_t* numbers_at(const uint16_t* plane, int row, int column) const {
     if (!in_rows_) return plane + column * number_row_;
     return plane + row * window_.stride.h * number_row_ + int64_t{column} * window_.stride.w * nibbles();
@@ -235,12 +238,12 @@ class LookUpConv : public Task {
       const int row = i / strip_.jobs, first = strip_.first(i % strip_.jobs), last = strip_.last(i % strip_.jobs);
       uint16_t* counts = reinterpret_cast<uint16_t*>(context.scratch_of(thread)) + counts_before_;
       count_strip(context, block, row, first, last, counts);
-      finish(context, block, counts, span(row, first, last, 0), thread);
-      finish(context, block, counts + block.filters, span(row, first, last, 1), thread);
+      run_epilogue(context, block, counts, span(row, first, last, 0), thread);
+      run_epilogue(context, block, counts + block.filters, span(row, first, last, 1), thread);
     }
   }
 
-  // Output pixels of the first (or second) pixels of some pairs, and how far apart their counts are in numbers of pixels.
+  // The output pixels of the first (or second) pixels of some pairs, and the distance of their counts in pixels.
   struct Span {
     int first, last, step;
   };
@@ -251,7 +254,8 @@ class LookUpConv : public Task {
     return y < window_.out.height ? Span{pixel + first, pixel + last, 2} : Span{0, 0, 2};
   }
 
-  // Counts of pairs first .. last - 1 of a row. The last tile of a row may begin before `first`, so as not to end after the row.
+  // The counts of pairs first .. last - 1 of a row. The last tile of a row may begin before `first`, so that it does not extend
+  // beyond the row.
   void count_strip(const RunContext& context, const Block& block, int row, int first, int last, uint16_t* counts) const {
     const int size = look_up_pairs(block.filters);
     LookUpTile tile;
@@ -276,8 +280,8 @@ class LookUpConv : public Task {
       }
   }
 
-  void finish(const RunContext& context, const Block& block, const uint16_t* counts, const Span& span, int thread) const {
-    CountFinisher::Strip strip;
+  void run_epilogue(const RunContext& context, const Block& block, const uint16_t* counts, const Span& span, int thread) const {
+    CountEpilogue::Strip strip;
     strip.counts = counts;
     strip.term_stride = counts_of_strip_;
     strip.pixel_stride = int64_t{span.step} * block.filters;
@@ -285,9 +289,9 @@ class LookUpConv : public Task {
     strip.last = span.last;
     strip.channel = block.first;
     strip.channels = std::min(block.filters, padded(block.last) - block.first);
-    strip.scratch = context.scratch_of(thread) + finish_at_;
-    count_finisher_.count_windows(context, strip);
-    count_finisher_.finish(context, strip);
+    strip.scratch = context.scratch_of(thread) + epilogue_at_;
+    count_epilogue_.count_windows(context, strip);
+    count_epilogue_.run(context, strip);
   }
 
   Window window_;
@@ -295,8 +299,8 @@ class LookUpConv : public Task {
   const Kernels& kernels_;
   int input_;
   CodeLayout layout_;
-  std::unique_ptr<Finisher> finisher_;
-  CountFinisher count_finisher_;
+  std::unique_ptr<Epilogue> epilogue_;
+  CountEpilogue count_epilogue_;
   int channel_groups_;
   std::vector<Block> blocks_;
 
@@ -312,10 +316,10 @@ class LookUpConv : public Task {
 
   Cut strip_, strip_jobs_;
   int counts_before_ = 0, counts_of_strip_ = 0;
-  int64_t finish_at_ = 0;
+  int64_t epilogue_at_ = 0;
 };
 
-// Where each group is whole bytes of a pixel and of what is made, and needs no sum of its window.
+// Whether each group is whole bytes of a pixel in the input and output, and needs no sum of its window.
 bool knows_groups(const Convolution& conv, const Window& window, const Kernels& kernels) {
   if (conv.groups == 1) return true;
   const bool plain = std::all_of(conv.offset.begin(), conv.offset.end(), [](float v) { return v == 0; });
@@ -339,10 +343,9 @@ bool small_groups(const Op& op, const Shape& in) {
   return c.groups > 1 && c.channels <= 16 && pairs_rows(Window(c, in, op.shape), c.groups);
 }
 
-std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input,
-                                        const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
-                                        const Kernels& kernels, int threads) {
-  return std::make_unique<LookUpConv>(op, quantizer, input, values, std::move(finisher), kernels, threads);
+std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
+                                        std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int threads) {
+  return std::make_unique<LookUpConv>(op, quantizer, input, values, std::move(epilogue), kernels, threads);
 }
 
 }  // namespace unflip

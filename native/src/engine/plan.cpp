@@ -12,9 +12,9 @@ namespace unflip {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kSlack = 64;  // vectors may read a little beyond the end of a value
+constexpr int64_t kSlack = 64;  // vectors may read slightly beyond the end of a value
 
-// Every value an op reads.
+// All values that an op reads.
 std::vector<int> reads_of(const Op& op, const std::vector<Step>& steps) {
   std::vector<int> reads = op.inputs;
   for (const Step& s : steps)
@@ -90,11 +90,10 @@ class Planner {
       while (fuse_map(planned)) {
       }
     if (kind == OpKind::Conv && !graph_.is_code(graph_.ops[planned.op].inputs[0])) fuse_pool(planned);
-    if (kind == OpKind::Conv || kind == OpKind::Map || kind == OpKind::MaxPool || kind == OpKind::AvgPool)
-      fuse_quantize(planned);
+    if (kind == OpKind::Conv || kind == OpKind::Map || kind == OpKind::MaxPool || kind == OpKind::AvgPool) fuse_quantize(planned);
   }
 
-  // A map that is the only user of what the op makes, and needs nothing that is made later.
+  // A map that is the only reader of the op's value and needs nothing computed later.
   bool fuse_map(PlannedOp& planned) {
     const int value = planned.emits.value;
     if (returned_[value] || users_[value].size() != 1) return false;
@@ -109,7 +108,7 @@ class Planner {
     return true;
   }
 
-  // A pool that is the only user of a float convolution, which then need not be stored.
+  // A pool that is the only reader of a float convolution, whose value then need not be stored.
   void fuse_pool(PlannedOp& planned) {
     const int value = planned.emits.value;
     if (returned_[value] || users_[value].size() != 1) return;
@@ -145,7 +144,7 @@ class Planner {
     }
   }
 
-  // With a border for the convolutions that look up.
+  // With a border for the convolutions that need one in memory.
   CodeLayout layout_of(int value) const {
     const Quantizer& quantizer = graph_.ops[value - 1].quantizer;
     const Shape& shape = graph_.shape(value);
@@ -176,7 +175,7 @@ class Planner {
     return round_up(bytes + kSlack, kAlignment);
   }
 
-  // Values whose last reader has run leave their place to others.
+  // The memory of a value is reused after its last reader has run.
   void place_values() {
     plan_.offset.assign(count() + 1, -1);
     std::vector<int> last_reader(count() + 1, -1);
@@ -234,11 +233,11 @@ class Planner {
 
   const Graph& graph_;
   const Kernels& kernels_;
-  std::vector<bool> returned_;           // values that are outputs: each is stored, and keeps its place to the end
+  std::vector<bool> returned_;  // values that are outputs: they are stored and keep their memory to the end
   std::vector<bool> needed_;
   std::vector<std::vector<int>> users_;  // ops that read a value
-  std::vector<bool> done_;               // ops that are part of another
-  std::map<int64_t, int64_t> holes_;     // free places in the arena: offset and size
+  std::vector<bool> done_;               // ops that are fused into another
+  std::map<int64_t, int64_t> holes_;     // free memory in the arena: offset and size
   Plan plan_;
 };
 

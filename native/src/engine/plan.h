@@ -1,18 +1,18 @@
-// What is done in which order and where values are kept: decided once for a graph.
+// The order of execution and the place of every value in memory, planned once per graph.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "finisher.h"
+#include "epilogue.h"
 
 namespace unflip {
 
-// An op that is executed, with what was fused into it.
+// An op that is executed, and the ops fused into it.
 struct PlannedOp {
-  int op = 0;                // its time is booked here
-  std::vector<Step> steps;   // its own, and those of maps after it
-  int pool = -1;             // the op of a pool after them
+  int op = 0;               // its time is reported for this op
+  std::vector<Step> steps;  // its own steps, and those of the maps after it
+  int pool = -1;            // the op of the pool after them, or -1
   Emits emits;
 };
 

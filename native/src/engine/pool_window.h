@@ -1,4 +1,4 @@
-// Where a pool's windows lie on its input.
+// The positions of a pool's windows on its input.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace unflip {
 
-// A window on one side: positions first .. last - 1 are in the image; `size` counts padding, but not what rounding the output's
-// size up has added.
+// A window along one side: positions first .. last - 1 are inside the image. `size` includes the padding, but not what ceil_mode
+// adds at the end.
 struct PoolSpan {
   int first, last, size;
   PoolSpan(int position, int kernel, int stride, int padding, int length) {

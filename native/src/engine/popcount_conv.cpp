@@ -1,32 +1,33 @@
-// Binary convolution by popcount: what is around the tile of ../kernels/popcount.h.
+// Binary convolution by popcount, using the tile of ../kernels/popcount.h.
 //
-// A strip is some pixels in a row, or several rows. Their windows are copied to a thread's scratch, bytes of all taps one after
-// another, in pairs of words; then, block by block of filters, their counts are made tile by tile and finished together:
+// A strip is some pixels in a row, or several rows. Their windows are copied to a thread's scratch, the bytes of all taps in
+// order, as pairs of words. Then, for each block of filters, the counts are computed tile by tile, and the epilogue runs for the
+// whole strip:
 //
 //     code           ... | x-1 | x | x+1 | ...         three rows of it, for a 3 x 3 kernel
 //     window of x    | x-1 | x | x+1 | x-1 | x | x+1 | x-1 | x | x+1 | 0 |      up to a whole number of words
 //
-// A group of channels is some bytes of every pixel: its windows are copied and counted by themselves.
+// A group of channels is a range of the bytes of every pixel. Its windows are copied and counted separately.
 #include <algorithm>
 
 #include "../kernels/popcount.h"
 #include "binary_conv.h"
-#include "count_finisher.h"
+#include "count_epilogue.h"
 
 namespace unflip {
 namespace {
 
-constexpr int64_t kStripBytes = 32 << 10;  // of windows, about: beside them a block's weights should fit the cache
+constexpr int64_t kStripBytes = 32 << 10;  // of windows, approximately: a block's weights should fit into the cache with them
 constexpr int kStripPixels = 224;          // at most
-constexpr int kGrain = 8;                  // pixels: whole tiles
+constexpr int kGrain = 8;                  // pixels, so that tiles are complete
 
-// Filters that go through a tile together.
+// The filters of a tile.
 struct Block {
-  int filters, first, last;  // `filters` is what fits, first .. last - 1 what there is
-  int64_t weights;           // where its weights begin
+  int filters, first, last;  // `filters`: how many fit; first .. last - 1: those that exist
+  int64_t weights;           // the start of its weights
 };
 
-// Group by group, as many blocks in each.
+// Group by group, with the same number of blocks in each.
 std::vector<Block> cut_in_blocks(int filters, int groups, int words) {
   std::vector<Block> blocks;
   int64_t at = 0;
@@ -45,12 +46,11 @@ std::vector<Block> cut_in_blocks(int filters, int groups, int words) {
 class PopcountConv : public Task {
  public:
   PopcountConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-               std::unique_ptr<Finisher> finisher, const Kernels& kernels, int threads)
-      : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels),
-        input_(input), layout_(values[input].layout), finisher_(std::move(finisher)),
-        count_finisher_(window_, sums_, *finisher_, input, layout_, kernels),
-        groups_(op.conv.groups), group_bytes_(layout_.pixel_bytes / groups_),
-        words_((window_.kernel.h * window_.kernel.w * group_bytes_ + 3) / 4),
+               std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int threads)
+      : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels), input_(input),
+        layout_(values[input].layout), epilogue_(std::move(epilogue)),
+        count_epilogue_(window_, sums_, *epilogue_, input, layout_, kernels), groups_(op.conv.groups),
+        group_bytes_(layout_.pixel_bytes / groups_), words_((window_.kernel.h * window_.kernel.w * group_bytes_ + 3) / 4),
         blocks_(cut_in_blocks(op.conv.filters, groups_, words_)) {
     pack(op.conv);
     choose_jobs(threads);
@@ -58,7 +58,7 @@ class PopcountConv : public Task {
   }
 
   void run(const RunContext& context) const override {
-    finisher_->clear_border(context);
+    epilogue_->clear_border(context);
     parallel(context, strips_.jobs, [&](int job, int thread) { run_strip(context, job, thread); });
   }
 
@@ -97,14 +97,14 @@ class PopcountConv : public Task {
     strips_ = Cut(pixels(), threads > 1 ? std::max(jobs, threads * kJobsPerThread) : jobs, kGrain);
   }
 
-  // A thread's scratch: the windows of a strip for each plane, its counts for each base and plane, and what their
-  // finish needs.
+  // A thread's scratch: the windows of a strip for each plane, its counts for each base and plane, and the scratch of the
+  // epilogue.
   void plan_thread_scratch() {
     plane_words_ = round_up(int64_t{strips_.size} * window_step() * 4 + 64, 64) / 4;
     term_counts_ = int64_t{strips_.size} * 32;
     counts_at_ = sums_.planes() * plane_words_ * 4;
-    finish_at_ = counts_at_ + round_up(terms() * term_counts_ * 2, 64);
-    thread_scratch_bytes = finish_at_ + count_finisher_.scratch_bytes(strips_.size, 32);
+    epilogue_at_ = counts_at_ + round_up(terms() * term_counts_ * 2, 64);
+    thread_scratch_bytes = epilogue_at_ + count_epilogue_.scratch_bytes(strips_.size, 32);
   }
 
   void run_strip(const RunContext& context, int job, int thread) const {
@@ -112,13 +112,13 @@ class PopcountConv : public Task {
     uint8_t* scratch = context.scratch_of(thread);
     uint32_t* windows = reinterpret_cast<uint32_t*>(scratch);
     uint16_t* counts = reinterpret_cast<uint16_t*>(scratch + counts_at_);
-    CountFinisher::Strip strip;
+    CountEpilogue::Strip strip;
     strip.counts = counts;
     strip.term_stride = term_counts_;
     strip.first = first;
     strip.last = last;
-    strip.scratch = scratch + finish_at_;
-    count_finisher_.count_windows(context, strip);
+    strip.scratch = scratch + epilogue_at_;
+    count_epilogue_.count_windows(context, strip);
     const size_t blocks = blocks_.size() / groups_;
     for (int group = 0; group < groups_; group++) {
       for (int p = 0; p < sums_.planes(); p++)
@@ -130,7 +130,7 @@ class PopcountConv : public Task {
         strip.pixel_stride = block.filters;
         strip.channel = block.first;
         strip.channels = std::min(block.filters, padded(block.last) - block.first);
-        count_finisher_.finish(context, strip);
+        count_epilogue_.run(context, strip);
       }
     }
   }
@@ -156,7 +156,7 @@ class PopcountConv : public Task {
     }
   }
 
-  // Counts of a block for the pixels of a strip.
+  // The counts of a block for the pixels of a strip.
   void count_strip(const Block& block, const uint32_t* windows, int count, uint16_t* counts) const {
     PopcountTile tile;
     tile.filters = block.filters;
@@ -182,8 +182,8 @@ class PopcountConv : public Task {
   const Kernels& kernels_;
   int input_;
   CodeLayout layout_;
-  std::unique_ptr<Finisher> finisher_;
-  CountFinisher count_finisher_;
+  std::unique_ptr<Epilogue> epilogue_;
+  CountEpilogue count_epilogue_;
   int groups_, group_bytes_;
   int words_;  // of a window
   std::vector<Block> blocks_;
@@ -192,15 +192,15 @@ class PopcountConv : public Task {
   int64_t first_weight_ = 0, base_words_ = 0;
 
   Cut strips_;
-  int64_t plane_words_ = 0, term_counts_ = 0, counts_at_ = 0, finish_at_ = 0;
+  int64_t plane_words_ = 0, term_counts_ = 0, counts_at_ = 0, epilogue_at_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<Task> make_popcount_conv(const Op& op, const Quantizer& quantizer, int input,
-                                         const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue,
                                          const Kernels& kernels, int threads) {
-  return std::make_unique<PopcountConv>(op, quantizer, input, values, std::move(finisher), kernels, threads);
+  return std::make_unique<PopcountConv>(op, quantizer, input, values, std::move(epilogue), kernels, threads);
 }
 
 }  // namespace unflip

@@ -12,57 +12,57 @@ namespace {
 
 class MapTask : public Task {
  public:
-  MapTask(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher, int threads)
-      : input_(input), stride_(values[input].stride), finisher_(std::move(finisher)),
-        cut_(finisher_->pixels(), threads > 1 ? threads * kJobsPerThread : 1, 1) {}
+  MapTask(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads)
+      : input_(input), stride_(values[input].stride), epilogue_(std::move(epilogue)),
+        cut_(epilogue_->pixels(), threads > 1 ? threads * kJobsPerThread : 1, 1) {}
 
   void run(const RunContext& context) const override {
-    finisher_->clear_border(context);
-    const FinishTarget target = finisher_->target(context);
+    epilogue_->clear_border(context);
+    const EpilogueTarget target = epilogue_->target(context);
     parallel(context, cut_.jobs, [&](int job, int) {
       const float* source = context.values[input_] + int64_t{cut_.first(job)} * stride_;
-      context.kernels->finish(finisher_->finish(), target, source, stride_, cut_.first(job), cut_.last(job), 0,
-                              finisher_->stride());
+      context.kernels->epilogue(epilogue_->params(), target, source, stride_, cut_.first(job), cut_.last(job), 0,
+                                epilogue_->stride());
     });
   }
 
  private:
   int input_, stride_;
-  std::unique_ptr<Finisher> finisher_;
+  std::unique_ptr<Epilogue> epilogue_;
   Cut cut_;
 };
 
 class PoolTask : public Task {
  public:
-  PoolTask(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher)
-      : window_(op, values[input].shape, values[input].stride), input_(input), finisher_(std::move(finisher)) {
-    if (!finisher_->stores_floats())
-      thread_scratch_bytes = int64_t{finisher_->shape().width} * finisher_->stride() * sizeof(float);
+  PoolTask(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue)
+      : window_(op, values[input].shape, values[input].stride), input_(input), epilogue_(std::move(epilogue)) {
+    if (!epilogue_->stores_floats())
+      thread_scratch_bytes = int64_t{epilogue_->shape().width} * epilogue_->stride() * sizeof(float);
   }
 
   void run(const RunContext& context) const override {
-    finisher_->clear_border(context);
-    const FinishTarget target = finisher_->target(context);
-    const int width = finisher_->shape().width;
-    parallel(context, finisher_->shape().height, [&](int y, int thread) {
+    epilogue_->clear_border(context);
+    const EpilogueTarget target = epilogue_->target(context);
+    const int width = epilogue_->shape().width;
+    parallel(context, epilogue_->shape().height, [&](int y, int thread) {
       const int first = y * width;
-      float* row = target.out ? target.out + int64_t{first} * finisher_->stride()
-                              : reinterpret_cast<float*>(context.scratch_of(thread));
+      float* row =
+          target.out ? target.out + int64_t{first} * epilogue_->stride() : reinterpret_cast<float*>(context.scratch_of(thread));
       for (int x = 0; x < width; x++)
-        context.kernels->pool(window_.tile(context.values[input_], 0, y, x, row + int64_t{x} * finisher_->stride()));
-      if (finisher_->has_work())
-        context.kernels->finish(finisher_->finish(), target, row, finisher_->stride(), first, first + width, 0,
-                                finisher_->stride());
+        context.kernels->pool(window_.tile(context.values[input_], 0, y, x, row + int64_t{x} * epilogue_->stride()));
+      if (epilogue_->has_work())
+        context.kernels->epilogue(epilogue_->params(), target, row, epilogue_->stride(), first, first + width, 0,
+                                  epilogue_->stride());
     });
   }
 
  private:
   PoolWindow window_;
   int input_;
-  std::unique_ptr<Finisher> finisher_;
+  std::unique_ptr<Epilogue> epilogue_;
 };
 
-// What the tasks below share: inputs and an output, row by row.
+// The base of the tasks below: inputs and an output, row by row.
 class SimpleTask : public Task {
  public:
   SimpleTask(const Op& op, int output, const std::vector<ValueInfo>& values)
@@ -71,11 +71,9 @@ class SimpleTask : public Task {
  protected:
   const float* input(const RunContext& context, int i = 0) const { return context.values[op_.inputs[i]]; }
   float* output(const RunContext& context) const { return context.values[output_]; }
-  static int64_t at(const ValueInfo& value, int y, int x) {
-    return (int64_t{y} * value.shape.width + x) * value.stride;
-  }
+  static int64_t at(const ValueInfo& value, int y, int x) { return (int64_t{y} * value.shape.width + x) * value.stride; }
 
-  // make(y, x, to) writes the channels of every pixel.
+  // Calls make(y, x, to), which writes the channels of a pixel, for every pixel.
   template <class Make>
   void for_pixels(const RunContext& context, const Make& make) const {
     parallel(context, out_.shape.height, [&](int y, int) {
@@ -128,7 +126,7 @@ class MeanAbsTask : public SimpleTask {
   }
 
  private:
-  // A sum for each row first, so that threads do not change the order.
+  // One sum per row first, so that the order does not depend on the threads.
   void over_sample(const RunContext& context) const {
     double* row_sums = reinterpret_cast<double*>(context.scratch);
     parallel(context, in_.shape.height, [&](int y, int thread) { row_sums[y] = sum_row(context, y, thread); });
@@ -136,7 +134,7 @@ class MeanAbsTask : public SimpleTask {
     output(context)[0] = static_cast<float>(sum / static_cast<double>(in_.shape.size()));
   }
 
-  // Where there is no padding, a row is one piece.
+  // Without padding, a row is contiguous.
   double sum_row(const RunContext& context, int y, int thread) const {
     const bool whole = in_.stride == in_.shape.channels;
     const int pieces = whole ? 1 : in_.shape.width;
@@ -188,8 +186,7 @@ class SliceTask : public SimpleTask {
   using SimpleTask::SimpleTask;
   void run(const RunContext& context) const override {
     for_pixels(context, [&](int y, int x, float* to) {
-      const float* from =
-          input(context) + at(in_, op_.start[1] + y * op_.step[1], op_.start[2] + x * op_.step[2]) + op_.start[0];
+      const float* from = input(context) + at(in_, op_.start[1] + y * op_.step[1], op_.start[2] + x * op_.step[2]) + op_.start[0];
       for (int c = 0; c < out_.shape.channels; c++) to[c] = from[int64_t{c} * op_.step[0]];
     });
   }
@@ -227,8 +224,7 @@ class SoftmaxTask : public SimpleTask {
   using SimpleTask::SimpleTask;
   void run(const RunContext& context) const override {
     parallel(context, in_.shape.height, [&](int y, int) {
-      for (int x = 0; x < in_.shape.width; x++)
-        softmax(input(context) + at(in_, y, x), output(context) + at(out_, y, x));
+      for (int x = 0; x < in_.shape.width; x++) softmax(input(context) + at(in_, y, x), output(context) + at(out_, y, x));
     });
   }
 
@@ -244,42 +240,41 @@ class SoftmaxTask : public SimpleTask {
   }
 };
 
-class CurveTask : public SimpleTask {
+class ActivationTask : public SimpleTask {
  public:
   using SimpleTask::SimpleTask;
   void run(const RunContext& context) const override {
-    // Where both are padded alike, a row is one piece; what is in the padding nobody reads.
+    // If both have the same padding, a row is contiguous. The padding's contents do not matter.
     const bool whole = in_.stride == out_.stride;
     const int pieces = whole ? 1 : in_.shape.width;
     const int64_t count = whole ? int64_t{in_.shape.width} * in_.stride : in_.shape.channels;
     parallel(context, in_.shape.height, [&](int y, int) {
       for (int x = 0; x < pieces; x++)
-        context.kernels->curve(op_.curve, input(context) + at(in_, y, x), count, output(context) + at(out_, y, x));
+        context.kernels->activation(op_.activation, input(context) + at(in_, y, x), count, output(context) + at(out_, y, x));
     });
   }
 };
 
-// Each run of channels by its own mean and variance over all pixels.
+// Normalizes each group of channels by its mean and variance over all pixels.
 class NormalizeTask : public SimpleTask {
  public:
   using SimpleTask::SimpleTask;
   void run(const RunContext& context) const override {
     parallel(context, op_.groups, [&](int group, int) {
       const int run = in_.shape.channels / op_.groups;
-      const float *in = input(context) + group * run;
+      const float* in = input(context) + group * run;
       float* out = output(context) + group * run;
       const double size = static_cast<double>(pixels()) * run;
       const double mean = sum(in, run, [](double x) { return x; }) / size;
       const double variance = sum(in, run, [mean](double x) { return (x - mean) * (x - mean); }) / size;
       const double scale = 1 / std::sqrt(variance + op_.epsilon);
       for (int64_t p = 0; p < pixels(); p++)
-        for (int c = 0; c < run; c++)
-          out[p * out_.stride + c] = static_cast<float>((in[p * in_.stride + c] - mean) * scale);
+        for (int c = 0; c < run; c++) out[p * out_.stride + c] = static_cast<float>((in[p * in_.stride + c] - mean) * scale);
     });
   }
 
  private:
-  static constexpr int kChannels = 64;  // summed side by side, so that the sums are vectors
+  static constexpr int kChannels = 64;  // summed together, so that the sums are vectors
 
   int64_t pixels() const { return int64_t{in_.shape.height} * in_.shape.width; }
 
@@ -314,8 +309,8 @@ class PixelShuffleTask : public SimpleTask {
   void run(const RunContext& context) const override {
     const int step = op_.factor.h * op_.factor.w;
     for_pixels(context, [&](int y, int x, float* to) {
-      const float* from = input(context) + at(in_, y / op_.factor.h, x / op_.factor.w) +
-                          y % op_.factor.h * op_.factor.w + x % op_.factor.w;
+      const float* from =
+          input(context) + at(in_, y / op_.factor.h, x / op_.factor.w) + y % op_.factor.h * op_.factor.w + x % op_.factor.w;
       for (int c = 0; c < out_.shape.channels; c++) to[c] = from[int64_t{c} * step];
     });
   }
@@ -334,7 +329,7 @@ class ChannelShuffleTask : public SimpleTask {
   }
 };
 
-// Between two pixels of each of two rows.
+// Interpolates between two pixels of each of two rows.
 class ResizeTask : public SimpleTask {
  public:
   ResizeTask(const Op& op, int output, const std::vector<ValueInfo>& values)
@@ -345,8 +340,8 @@ class ResizeTask : public SimpleTask {
     const float* in = input(context);
     for_pixels(context, [&](int y, int x, float* to) {
       const Place &row = rows_[y], &column = columns_[x];
-      blend(in + at(in_, row.first, column.first), in + at(in_, row.first, column.second),
-            in + at(in_, row.second, column.first), in + at(in_, row.second, column.second), row.share, column.share, to);
+      blend(in + at(in_, row.first, column.first), in + at(in_, row.first, column.second), in + at(in_, row.second, column.first),
+            in + at(in_, row.second, column.second), row.share, column.share, to);
     });
   }
 
@@ -356,8 +351,7 @@ class ResizeTask : public SimpleTask {
     float share;        // of the second
   };
 
-  // In whole numbers, whose quotient is where a pixel of the output lies in the input: a product of floats would miss pixels that
-  // are met exactly.
+  // The position in the input as a quotient of whole numbers: a product of floats would miss positions that are exact.
   static std::vector<Place> places(int64_t in, int64_t out, bool align_corners) {
     std::vector<Place> found;
     found.reserve(out);
@@ -371,7 +365,7 @@ class ResizeTask : public SimpleTask {
     return found;
   }
 
-  // a + (b - a) * share: equal pixels stay what they are.
+  // a + (b - a) * share: interpolating equal pixels changes nothing.
   void blend(const float* a, const float* b, const float* c, const float* d, float down, float right,
              float* __restrict to) const {
     for (int i = 0; i < out_.shape.channels; i++) {
@@ -386,14 +380,13 @@ class ResizeTask : public SimpleTask {
 
 }  // namespace
 
-std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
-                               int threads) {
-  return std::make_unique<MapTask>(input, values, std::move(finisher), threads);
+std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads) {
+  return std::make_unique<MapTask>(input, values, std::move(epilogue), threads);
 }
 
 std::unique_ptr<Task> make_pool(const Op& op, int input, const std::vector<ValueInfo>& values,
-                                std::unique_ptr<Finisher> finisher) {
-  return std::make_unique<PoolTask>(op, input, values, std::move(finisher));
+                                std::unique_ptr<Epilogue> epilogue) {
+  return std::make_unique<PoolTask>(op, input, values, std::move(epilogue));
 }
 
 std::unique_ptr<Task> make_simple(const Op& op, int output, const std::vector<ValueInfo>& values) {
@@ -406,7 +399,7 @@ std::unique_ptr<Task> make_simple(const Op& op, int output, const std::vector<Va
     case OpKind::Flatten: return std::make_unique<FlattenTask>(op, output, values);
     case OpKind::Softmax:
     case OpKind::LogSoftmax: return std::make_unique<SoftmaxTask>(op, output, values);
-    case OpKind::Curve: return std::make_unique<CurveTask>(op, output, values);
+    case OpKind::Activation: return std::make_unique<ActivationTask>(op, output, values);
     case OpKind::Normalize: return std::make_unique<NormalizeTask>(op, output, values);
     case OpKind::Upsample: return std::make_unique<UpsampleTask>(op, output, values);
     case OpKind::PixelShuffle: return std::make_unique<PixelShuffleTask>(op, output, values);

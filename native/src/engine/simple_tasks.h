@@ -1,21 +1,20 @@
-// Everything that is no convolution. None of it is worth an instruction set of its own.
+// All ops other than convolutions. They take little time, so few of them have kernels.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "finisher.h"
+#include "epilogue.h"
 
 namespace unflip {
 
-// A map, or a quantize on its own: the finisher on a value that is there already.
-std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher,
-                               int threads);
+// A map, or a quantize that is not fused: the epilogue of an existing value.
+std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads);
 
 std::unique_ptr<Task> make_pool(const Op& op, int input, const std::vector<ValueInfo>& values,
-                                std::unique_ptr<Finisher> finisher);
+                                std::unique_ptr<Epilogue> epilogue);
 
-// Everything else. output: the value the op makes.
+// All other ops. output: the number of the op's value.
 std::unique_ptr<Task> make_simple(const Op& op, int output, const std::vector<ValueInfo>& values);
 
 }  // namespace unflip

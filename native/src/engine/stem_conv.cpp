@@ -1,6 +1,6 @@
-// A thread makes one row of tiles after another, two rows of the image each. For that it needs nine rows of the input; it has them
-// as lines (their columns' terms) in a ring, where the next row of tiles finds five of them again, and makes of them the ten lines
-// of the rows' terms. All of this adds one float to another: the bits are the same however many are taken at a time.
+// A thread computes one row of tiles after another, each two rows of the image. A row of tiles needs nine rows of the input.
+// Their lines (column terms) are kept in a ring buffer, in which the next row of tiles finds five of them. From these it computes
+// the ten lines of the row terms. These are additions of single floats, so the bits do not depend on the width of vectors.
 #include "stem_conv.h"
 
 #include <algorithm>
@@ -14,14 +14,14 @@ namespace unflip {
 namespace {
 
 constexpr int kTaps = 7, kMostChannels = 4;
-constexpr int kNewLines = kStemTerms - 2;     // two of the rows' terms are lines of the input
-constexpr int64_t kMostLineBytes = 64 << 10;  // of one line; a thread has seventeen
+constexpr int kNewLines = kStemTerms - 2;     // two of the row terms are lines of the input
+constexpr int64_t kMostLineBytes = 64 << 10;  // per line; a thread has seventeen
 
 int tiles_of(int outputs) { return (outputs + 1) / 2; }
 
 int64_t line_floats(const Op& op) { return int64_t{tiles_of(op.shape.width)} * kStemTerms * op.conv.channels; }
 
-// Four floats at a time; what is beyond the channels is written over by the next term.
+// Four floats at a time. Floats beyond the channels are overwritten by the next term.
 typedef float Four __attribute__((vector_size(16)));
 
 inline Four load(const float* from) {
@@ -32,7 +32,7 @@ inline Four load(const float* from) {
 
 inline void store(float* to, Four v) { std::memcpy(to, &v, sizeof v); }
 
-// The left factors of all columns' terms. row: the input with its border, four columns a tile.
+// The left factors of all column terms. row: the padded input, four columns per tile.
 void transform_columns(const float* row, int tiles, int channels, float* line) {
   for (int i = 0; i < tiles; i++, row += 4 * channels, line += kStemTerms * channels) {
     auto even = [=](int k) { return load(row + 2 * k * channels); };
@@ -46,7 +46,7 @@ void transform_columns(const float* row, int tiles, int channels, float* line) {
   }
 }
 
-// The right factors of the terms of one filter's seven taps, each `step` from the one before.
+// The right factors of the terms of one filter's seven taps, which are `step` apart.
 void transform_filter(const double* w, int step, double* to) {
   const double a0 = w[0], b0 = w[step], a1 = w[2 * step], b1 = w[3 * step], a2 = w[4 * step], b2 = w[5 * step], a3 = w[6 * step];
   const double terms[kStemTerms] = {a0 + a1, a2 + a3, (b0 + b1 + b2) / 2, (b0 - b1 + b2) / 2, a0, a2, b0, a1, a3, b2};
@@ -56,22 +56,22 @@ void transform_filter(const double* w, int step, double* to) {
 class StemConv : public Task {
  public:
   StemConv(const Op& op, const std::vector<float>& weight, int input, const std::vector<ValueInfo>& values,
-           std::unique_ptr<Finisher> finisher, const Op* pool, std::unique_ptr<Finisher> pool_finisher, int threads)
+           std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int threads)
       : window_(op.conv, values[input].shape, op.shape), input_(input), channels_(op.conv.channels),
         input_stride_(values[input].stride), tiles_(tiles_of(op.shape.width)), line_(line_floats(op)),
-        finisher_(std::move(finisher)) {
+        epilogue_(std::move(epilogue)) {
     pack(op.conv, weight);
     if (pool) {
-      pooled_ = std::make_unique<PooledRows>(*pool, *finisher_, std::move(pool_finisher), 2, threads);
+      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 2, threads);
       lines_at_ = round_up(pooled_->bytes(), 64);
     } else {
       cut_ = Cut(tiles_of(window_.out.height), threads > 1 ? threads * kJobsPerThread : 1, 1);
-      if (!finisher_->stores_floats()) lines_at_ = 2 * row_floats() * sizeof(float);
+      if (!epilogue_->stores_floats()) lines_at_ = 2 * row_floats() * sizeof(float);
     }
-    line_step_ = round_up(line_ + 16, 16);  // vectors go on beyond the end
+    line_step_ = round_up(line_ + 16, 16);  // vectors extend beyond the end
     padded_floats_ = round_up((4 * tiles_ + kStemRows - 4) * channels_ + kLanes, 16);
-    thread_scratch_bytes = lines_at_ + (line_step_ * (kStemRows + kNewLines) + padded_floats_) *
-                                           static_cast<int64_t>(sizeof(float));
+    thread_scratch_bytes =
+        lines_at_ + (line_step_ * (kStemRows + kNewLines) + padded_floats_) * static_cast<int64_t>(sizeof(float));
   }
 
   void run(const RunContext& context) const override {
@@ -83,7 +83,7 @@ class StemConv : public Task {
       });
       return;
     }
-    finisher_->clear_border(context);
+    epilogue_->clear_border(context);
     parallel(context, cut_.jobs, [&](int job, int thread) {
       Lines lines = lines_of(context, thread);
       for (int i = cut_.first(job); i < cut_.last(job); i++) run_tiles(context, lines, i, thread);
@@ -91,15 +91,15 @@ class StemConv : public Task {
   }
 
  private:
-  // What a thread has while it makes rows of tiles, one after another.
+  // The state of a thread while it computes rows of tiles.
   struct Lines {
-    float* ring = nullptr;    // the line of input row r, counted with the border, is the r % 9-th
-    float* terms = nullptr;   // of the rows
-    float* padded = nullptr;  // an input row with its border
+    float* ring = nullptr;    // the line of padded input row r is at position r % 9
+    float* terms = nullptr;   // the lines of the row terms
+    float* padded = nullptr;  // a padded input row
     int next = 0;             // input rows before this one are in the ring
   };
 
-  int64_t row_floats() const { return int64_t{window_.out.width} * finisher_->stride(); }
+  int64_t row_floats() const { return int64_t{window_.out.width} * epilogue_->stride(); }
 
   Lines lines_of(const RunContext& context, int thread) const {
     Lines lines;
@@ -109,15 +109,14 @@ class StemConv : public Task {
     return lines;
   }
 
-  // A row of tiles, finished.
+  // A row of tiles with its epilogue.
   void run_tiles(const RunContext& context, Lines& lines, int row, int thread) const {
-    const FinishTarget target = finisher_->target(context);
-    const int width = window_.out.width, stride = finisher_->stride();
-    const int first = 2 * row * width, last = std::min(first + 2 * width, finisher_->pixels());
+    const EpilogueTarget target = epilogue_->target(context);
+    const int width = window_.out.width, stride = epilogue_->stride();
+    const int first = 2 * row * width, last = std::min(first + 2 * width, epilogue_->pixels());
     float* sums = target.out ? target.out + int64_t{first} * stride : reinterpret_cast<float*>(context.scratch_of(thread));
     make_rows(context, lines, 2 * row, sums);
-    if (finisher_->has_work())
-      context.kernels->finish(finisher_->finish(), target, sums, stride, first, last, 0, stride);
+    if (epilogue_->has_work()) context.kernels->epilogue(epilogue_->params(), target, sums, stride, first, last, 0, stride);
   }
 
   // Filters are transformed in double precision and rounded once.
@@ -132,7 +131,7 @@ class StemConv : public Task {
     }
   }
 
-  // One filter's channel: [term of the rows][term of the columns].
+  // One channel of a filter: [row term][column term].
   static void transform(const float* weight, double* terms) {
     double taps[kTaps * kTaps], columns[kTaps * kStemTerms];
     std::copy(weight, weight + kTaps * kTaps, taps);
@@ -150,11 +149,10 @@ class StemConv : public Task {
         for (int u = 0; u < stem_terms(kind); u++)
           for (int t = 0; t < stem_terms(column_kind); t++)
             for (int c = 0; c < channels_; c++, to += kFloatBlock)
-              *to = static_cast<float>(
-                  terms[(c * kStemTerms + stem_first(kind) + u) * kStemTerms + stem_first(column_kind) + t]);
+              *to = static_cast<float>(terms[(c * kStemTerms + stem_first(kind) + u) * kStemTerms + stem_first(column_kind) + t]);
   }
 
-  // Rows y and y + 1 (y is even), the second only if it is in the image.
+  // Rows y and y + 1 (y is even), the second only if it is inside the image.
   void make_rows(const RunContext& context, Lines& lines, int y, float* rows) const {
     const int first = 2 * y;
     for (int r = std::max(first, lines.next); r < first + kStemRows; r++) make_line(context.values[input_], lines, r);
@@ -162,15 +160,15 @@ class StemConv : public Task {
     StemTile tile;
     aim(context, lines, first, tile);
     tile.width = window_.out.width;
-    tile.out_stride = finisher_->stride();
+    tile.out_stride = epilogue_->stride();
     const bool two = y + 1 < window_.out.height;
     const int calls = (tiles_ + kStemTiles - 1) / kStemTiles, step = context.kernels->float_filters;
-    for (int f = 0; f < finisher_->stride(); f += step) {
+    for (int f = 0; f < epilogue_->stride(); f += step) {
       tile.weights = &weights_[f / kFloatBlock * stem_block(channels_)];
-      tile.filters = std::min(step, finisher_->stride() - f);
+      tile.filters = std::min(step, epilogue_->stride() - f);
       tile.out[0] = rows + f;
       tile.out[1] = two ? rows + row_floats() + f : nullptr;
-      for (int i = 0; i < calls; i++) {  // tiles shared out equally: few at a time are slow
+      for (int i = 0; i < calls; i++) {  // in equal parts, because calls with few tiles are slow
         tile.first = tiles_ * i / calls;
         tile.tiles = tiles_ * (i + 1) / calls - tile.first;
         context.kernels->stem_tile(tile);
@@ -178,7 +176,7 @@ class StemConv : public Task {
     }
   }
 
-  // Makes the lines of a tile of the nine from input row `first` on.
+  // Computes the lines of a row of tiles from the nine input rows from `first` on.
   void aim(const RunContext& context, const Lines& lines, int first, StemTile& tile) const {
     const float* rows[kStemRows];
     for (int i = 0; i < kStemRows; i++) rows[i] = lines.ring + (first + i) % kStemRows * line_step_;
@@ -189,12 +187,12 @@ class StemConv : public Task {
     for (int i = 0; i < kNewLines; i++) tile.lines[2 + i] = lines.terms + i * line_step_;
   }
 
-  // The line of row r of the input with its border.
+  // The line of row r of the padded input.
   void make_line(const float* in, const Lines& lines, int r) const {
     float* line = lines.ring + r % kStemRows * line_step_;
     const int y = r - window_.top;
     if (y < 0 || y >= window_.in.height) {
-      std::fill(line, line + line_, 0.f);  // what would come of zeros
+      std::fill(line, line + line_, 0.f);  // the terms of a row of zeros
       return;
     }
     copy_padded_row(in, window_.in, input_stride_, y, channels_, window_.left, 4 * tiles_ + kStemRows - 4, padded_floats_,
@@ -204,12 +202,12 @@ class StemConv : public Task {
 
   Window window_;
   int input_, channels_, input_stride_;
-  int tiles_;      // of a row
-  int64_t line_;   // floats of a line
-  std::unique_ptr<Finisher> finisher_;
-  std::vector<float> weights_;  // [block of 16 filters], each as in stem.h
+  int tiles_;     // of a row
+  int64_t line_;  // floats of a line
+  std::unique_ptr<Epilogue> epilogue_;
+  std::vector<float> weights_;          // [block of 16 filters], each as in stem.h
   std::unique_ptr<PooledRows> pooled_;  // if there is a pool
-  Cut cut_;                             // else: rows of tiles
+  Cut cut_;                             // otherwise: rows of tiles
   int64_t lines_at_ = 0;                // bytes, in a thread's scratch
   int64_t line_step_ = 0, padded_floats_ = 0;
 };
@@ -224,9 +222,9 @@ bool is_stem(const Op& op) {
 }
 
 std::unique_ptr<Task> make_stem_conv(const Op& op, const std::vector<float>& weight, int input,
-                                     const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher, const Op* pool,
-                                     std::unique_ptr<Finisher> pool_finisher, int threads) {
-  return std::make_unique<StemConv>(op, weight, input, values, std::move(finisher), pool, std::move(pool_finisher), threads);
+                                     const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, const Op* pool,
+                                     std::unique_ptr<Epilogue> pool_epilogue, int threads) {
+  return std::make_unique<StemConv>(op, weight, input, values, std::move(epilogue), pool, std::move(pool_epilogue), threads);
 }
 
 }  // namespace unflip

@@ -4,17 +4,17 @@
 #include <memory>
 #include <vector>
 
-#include "finisher.h"
+#include "epilogue.h"
 
 namespace unflip {
 
-// Whether a float convolution goes this way. That depends on nothing but shapes, so that all instruction sets agree: 7 x 7 with
-// stride 2 of up to four channels, in one group, without dilation, and not so wide that what is kept of a row leaves the cache.
+// Whether a float convolution is a stem: 7 x 7 with stride 2, up to four channels, one group, no dilation, and not so wide that
+// the kept rows leave the cache. This depends only on shapes, so all instruction sets agree.
 bool is_stem(const Op& op);
 
-// weight: filters x channels x 7 x 7. pool and its finisher may be null, as in float_conv.h.
+// weight: filters x channels x 7 x 7. pool and its epilogue may be null, as in float_conv.h.
 std::unique_ptr<Task> make_stem_conv(const Op& op, const std::vector<float>& weight, int input,
-                                     const std::vector<ValueInfo>& values, std::unique_ptr<Finisher> finisher, const Op* pool,
-                                     std::unique_ptr<Finisher> pool_finisher, int threads);
+                                     const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, const Op* pool,
+                                     std::unique_ptr<Epilogue> pool_epilogue, int threads);
 
 }  // namespace unflip

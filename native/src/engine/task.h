@@ -1,4 +1,4 @@
-// A task is one step of a run: an op with everything that was fused into it, its weights packed.
+// A task is one step of a run: an op with everything fused into it and its weights packed.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace unflip {
 
-// How a value is kept. Floats: row by row, pixel by pixel, `stride` floats a pixel. Codes: see CodeLayout.
+// The memory layout of a value. Floats: row by row, pixel by pixel, `stride` floats per pixel. Codes: see CodeLayout.
 struct ValueInfo {
   Shape shape;
   int stride = 0;
@@ -17,7 +17,7 @@ struct ValueInfo {
   CodeLayout layout;
 };
 
-// What a task may use while it runs.
+// The resources of a task while it runs.
 struct RunContext {
   const Kernels* kernels = nullptr;
   ThreadPool* pool = nullptr;
@@ -34,7 +34,7 @@ class Task {
  public:
   virtual ~Task() = default;
   virtual void run(const RunContext&) const = 0;
-  int64_t scratch_bytes = 0;         // shared by the threads, contents undefined when run begins
+  int64_t scratch_bytes = 0;         // shared by the threads, undefined contents at the start of run()
   int64_t thread_scratch_bytes = 0;  // for each thread
 };
 
@@ -49,7 +49,7 @@ void parallel(const RunContext& context, int jobs, const Work& work) {
   context.pool->run(jobs, call, const_cast<Work*>(&work));
 }
 
-// Cuts `items` in jobs of equal size, a multiple of `grain` (but for the last).
+// Divides `items` into jobs of equal size, a multiple of `grain` (except the last).
 struct Cut {
   int items = 0, size = 1, jobs = 0;
 
@@ -66,7 +66,7 @@ struct Cut {
   int last(int job) const { return items - job * size < size ? items : (job + 1) * size; }
 };
 
-// Jobs that keep some threads equally busy without much overhead.
+// Enough jobs to keep threads equally busy, few enough for little overhead.
 constexpr int kJobsPerThread = 6;
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }

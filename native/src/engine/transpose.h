@@ -1,4 +1,4 @@
-// From channels one after another to pixels one after another, and back.
+// Converts between C x H x W and H x W x C.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace unflip {
 
 constexpr int kTransposeBlock = 16;  // floats of a cache line
 
-// Four floats at a time, which every CPU of interest has.
+// Vectors of four floats, which every supported CPU has.
 typedef float Lane4 __attribute__((vector_size(16)));
 typedef int32_t Index4 __attribute__((vector_size(16)));
 
@@ -42,7 +42,7 @@ inline void transpose_block(const float* from, int64_t from_step, int rows, int 
     for (int r = c < even_columns ? even_rows : 0; r < rows; r++) to[c * to_step + r] = from[r * from_step + c];
 }
 
-// to[c * to_step + r] = from[r * from_step + c]. Block by block, so that a cache line is read and written while it is there.
+// to[c * to_step + r] = from[r * from_step + c]. Works in blocks, so that cache lines are reused before they are evicted.
 inline void transpose(const float* from, int64_t from_step, int64_t rows, int64_t columns, float* to, int64_t to_step) {
   for (int64_t c = 0; c < columns; c += kTransposeBlock)
     for (int64_t r = 0; r < rows; r += kTransposeBlock)

@@ -1,4 +1,4 @@
-// Where a convolution's windows lie on its input.
+// The positions of a convolution's windows on its input.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace unflip {
 
-// Taps first .. last - 1 of a kernel's row or column are inside the image, the others in the padding.
+// Taps first .. last - 1 of a kernel's row or column are inside the image. The others are in the padding.
 struct Taps {
   int first = 0, last = 0;
   bool operator==(const Taps& o) const { return first == o.first && last == o.last; }
@@ -19,8 +19,7 @@ struct Window {
   Shape in, out;
 
   Window(const Convolution& conv, const Shape& in_, const Shape& out_)
-      : kernel(conv.kernel), stride(conv.stride), dilation(conv.dilation), top(conv.top), left(conv.left), in(in_),
-        out(out_) {}
+      : kernel(conv.kernel), stride(conv.stride), dilation(conv.dilation), top(conv.top), left(conv.left), in(in_), out(out_) {}
 
   // Input row and column of the window's first tap; may be in the padding.
   int row(int y) const { return y * stride.h - top; }
@@ -32,7 +31,7 @@ struct Window {
 
   bool has_border() const { return top || left || rows() > in.height || columns() > in.width; }
 
-  // Whether an input with its padding written out is not absurdly larger than what goes in and comes out.
+  // Whether the padded input is not much larger than input and output together.
   bool padding_is_moderate() const {
     int64_t image = int64_t{in.height} * in.width + int64_t{out.height} * out.width;
     return rows() * columns() <= 8 * image + 4096;
@@ -53,10 +52,10 @@ struct Window {
   }
 };
 
-// Row y of an image, whose pixels are `stride` floats apart, behind a border of `left` columns: `columns` pixels of `channels`
-// floats, zeros where the image is not, and zeros up to `floats` of them.
-inline void copy_padded_row(const float* image, const Shape& shape, int64_t stride, int y, int channels, int left, int64_t columns,
-                            int64_t floats, float* to) {
+// Copies row y of an image, whose pixels are `stride` floats apart, after a border of `left` columns: `columns` pixels of
+// `channels` floats. Outside the image, and from there up to `floats` floats, it writes zeros.
+inline void copy_padded_row(const float* image, const Shape& shape, int64_t stride, int y, int channels, int left,
+                            int64_t columns, int64_t floats, float* to) {
   if (y < 0 || y >= shape.height) {
     std::fill(to, to + floats, 0.f);
     return;

@@ -4,16 +4,16 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "curves.h"
+#include "activations.h"
 #include "depthwise.h"
-#include "finish.h"
+#include "epilogue.h"
 #include "stem.h"
 #include "sum_abs.h"
 
 namespace unflip {
 namespace {
 
-// 8 floats, for finish.h.
+// 8 floats, for epilogue.h.
 struct Wide {
   static constexpr int kWidth = 8;
   using Eight = Wide;
@@ -46,7 +46,7 @@ struct Wide {
     static Number whole(Wide v) { return {_mm256_cvttps_epi32(v.x)}; }
     static Number count(Number v, Mask m) { return {_mm256_sub_epi32(v.n, _mm256_castps_si256(m))}; }
     Wide floats() const { return {_mm256_cvtepi32_ps(n)}; }
-    static uint8_t digit(Number v, int p) {  // to the sign bit
+    static uint8_t digit(Number v, int p) {  // moves bit p to the sign bit
       __m256i top = _mm256_sll_epi32(v.n, _mm_cvtsi32_si128(31 - p));
       return static_cast<uint8_t>(_mm256_movemask_ps(_mm256_castsi256_ps(top)));
     }
@@ -73,8 +73,7 @@ struct Wide {
   }
 };
 
-// Sums of a float tile: a chain of structures, so that each sum is a variable of its own and stays in a register (compilers leave
-// arrays of vectors in memory).
+// The sums of a float tile. A chain of structures instead of an array, because compilers keep arrays of vectors in memory.
 
 // N pixels by 16 filters.
 template <int N>
@@ -118,13 +117,12 @@ void float_rows(const FloatTile& t) {
   const float* w = t.weights;
   for (int s = 0; s < t.segment_count; s++) {
     rows.aim(t, s);
-    for (int64_t k = 0; k < t.segment_length; k++, w += kFloatBlock)
-      rows.add(k, _mm256_loadu_ps(w), _mm256_loadu_ps(w + 8));
+    for (int64_t k = 0; k < t.segment_length; k++, w += kFloatBlock) rows.add(k, _mm256_loadu_ps(w), _mm256_loadu_ps(w + 8));
   }
   rows.store(t);
 }
 
-// One pixel by N blocks of 16 filters: a single one would wait for itself, each addition for the one before.
+// One pixel by N blocks of 16 filters. With a single block each addition would wait for the one before.
 template <int N>
 struct Columns : Columns<N - 1> {
   __m256 low, high;
@@ -183,7 +181,7 @@ void float_tile(const FloatTile& t) {
   }
 }
 
-// Four filters at a time, so that the window's words are loaded once for them.
+// Four filters at a time, so that the window's words are loaded once for all four.
 void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
   int f = 0;
   for (; f + 4 <= filters; f += 4, weights += int64_t{4} * words) {
@@ -206,7 +204,7 @@ void differences(const uint64_t* window, const uint64_t* weights, int words, int
   }
 }
 
-// Vector v of three has element (8 v + lane) / 3 of channel (8 v + lane) % 3: the same permutation of each channel, then a choice.
+// Vector v of three holds element (8 v + lane) / 3 of channel (8 v + lane) % 3: permute each channel the same way, then select.
 //
 //     a0 b0 c0 a1 b1 c1 a2 b2 | c2 a3 b3 c3 a4 b4 c4 a5 | b5 c5 a6 b6 c6 a7 b7 c7
 template <int V>
@@ -239,12 +237,12 @@ void interleave3(const float* from, int64_t plane, int64_t count, float* to) {
 
 constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const LookUpTile&)) {
   Kernels kernels = {name,
-                     finish<Wide>,
-                     finish_counts<Wide>,
+                     epilogue<Wide>,
+                     epilogue_counts<Wide>,
                      sum_counts<Wide>,
                      pool<Wide>,
                      sum_abs<Wide>,
-                     curve,
+                     activation,
                      float_tile,
                      stem_tile<Wide, 2>,
                      stem_lines<Wide>,

@@ -1,22 +1,23 @@
 // Tiles of look_up.h with AVX2. Flags of this file: -mavx2 -mfma -mbmi2 -mpopcnt
 //
-// A tile has eight vectors of sums in registers: four vectors of filters and pairs (64 filters of two pairs, or 32 of four, or 16
-// of eight: then a vector's two halves belong to different pairs), and of each the sums of the pairs' first pixels (low) and of
-// their second ones (high). One group does this for each of the four:
+// A tile has eight vectors of sums in registers: four vectors of filters and pairs, each with the sums of the pairs' first pixels
+// (low) and second pixels (high). The four vectors are 64 filters of two pairs, 32 of four, or 16 of eight, where the two halves
+// of a vector belong to different pairs. One group does this for each of the four:
 //
 //     s = table[number 0][w0] + table[number 1][w1] + table[number 2][w2]     3 shuffles, 2 additions; bytes of two nibbles
 //     low  += s & 15                                                          bytes
 //     high += s >> 4                                                          words!
 //
-// There is no shift of bytes, and masking what a shift of words brings in from the byte above would be one instruction more. So
-// high is left with 16 * (the low sums of the byte above) too much in each word; these are known, and taken off in the end:
+// AVX2 has no shift of bytes. A shift of words brings in bits from the byte above, and masking them would cost one more
+// instruction. So each word of high has 16 * (the low sum of the byte above) too much. That sum is known and subtracted at the
+// end:
 //
 //     word of s:  h1 l1 h0 l0   >> 4:   0 h1 l1 h0     = 256 h1 + h0 + 16 l1        (h, l: nibbles of bytes 1 and 0)
 //
-// The compilers' own order of these instructions is slower (they keep sums in memory or move them about), so the loops are in
-// assembly; the intrinsics beside them are what they mean.
+// Compilers order these instructions badly (they keep sums in memory or move them between registers), so the loops are in
+// assembly. The intrinsics next to them do the same.
 //
-// Adjacent pairs share tables: the third neighbour of one is the second of the next and the first of the one after.
+// Adjacent pairs share tables: the third tap of a pair is the second of the next pair and the first of the one after.
 #include "avx2.h"
 
 #if defined(__x86_64__)
@@ -95,9 +96,10 @@ struct IntrinsicsLoop {
 };
 
 // ----------------------------------------------------------------------------------------------------- inner loops, assembly
-// Operands: %[p] .. numbers (advanced by 2 bytes a group), %[d] bytes between taps, %[w] weights, %[n] groups left, %[table].
-// ymm8 .. ymm11: s of the four vectors; ymm12, ymm13: tables; ymm14: for anything.
+// Operands: %[p] .. numbers (advanced by 2 bytes per group), %[d] bytes between taps, %[w] weights, %[n] groups left, %[table].
+// ymm8 .. ymm11: s of the four vectors; ymm12, ymm13: tables; ymm14: temporary.
 
+// clang-format off: one instruction per line.
 #define UNFLIP_TABLE(address, table) \
   "movzwl " address ", %%eax\n"      \
   "vbroadcasti128 (%[table], %%rax), %%ymm" table "\n"
@@ -121,7 +123,7 @@ struct IntrinsicsLoop {
       [h0] "+x"(sums.high[0]), [h1] "+x"(sums.high[1]), [h2] "+x"(sums.high[2]), [h3] "+x"(sums.high[3])
 #define UNFLIP_CLOBBERS "rax", "rdx", "cc", "memory", "ymm8", "ymm9", "ymm10", "ymm11", "ymm12", "ymm13", "ymm14"
 
-// 64 filters, two pairs anywhere.
+// 64 filters, two pairs at any addresses.
 struct AnyLoop64 {
   static constexpr int kStreams = 2;
   static UNFLIP_INLINE const uint8_t* run(Sums& sums, const Streams& s, const uint8_t* w, int64_t groups) {
@@ -215,7 +217,7 @@ struct AdjacentLoop32 {
   }
 };
 
-// 16 filters, eight adjacent pairs: a table has pair k in its lower half and pair k + 4 in its upper one. q is p's pair 5.
+// 16 filters, eight adjacent pairs: a table holds pair k in its lower half and pair k + 4 in its upper half. q is pair 5 of p.
 struct AdjacentLoop16 {
   static constexpr int kStreams = 1;
   static UNFLIP_INLINE const uint8_t* run(Sums& sums, const Streams& s, const uint8_t* w, int64_t groups) {
@@ -241,6 +243,8 @@ struct AdjacentLoop16 {
   }
 };
 
+// clang-format on
+
 // ------------------------------------------------------------------------------------------------------------ around the loops
 
 UNFLIP_INLINE void put(uint16_t* to, __m256i words, bool first) {
@@ -248,7 +252,7 @@ UNFLIP_INLINE void put(uint16_t* to, __m256i words, bool first) {
   _mm256_store_si256(p, first ? words : _mm256_add_epi16(words, _mm256_load_si256(p)));
 }
 
-// 32 bytes of sums to 16-bit counts: of 32 filters, or of 16 filters and two pairs, the second of which is four rows of pairs on.
+// 32 bytes of sums to 16-bit counts: of 32 filters, or of 16 filters and two pairs, the second four rows of pairs later.
 template <int Filters>
 UNFLIP_INLINE void put_bytes(uint16_t* to, __m256i bytes, bool first) {
   const __m256i zero = _mm256_setzero_si256();
@@ -263,7 +267,7 @@ UNFLIP_INLINE void put_bytes(uint16_t* to, __m256i bytes, bool first) {
   }
 }
 
-// Adds the sums to the counts, or puts them there.
+// Adds the sums to the counts, or stores them as counts.
 template <int Filters>
 UNFLIP_INLINE void flush(const Sums& sums, uint16_t* counts, bool first) {
 #pragma GCC unroll 4
@@ -276,7 +280,7 @@ UNFLIP_INLINE void flush(const Sums& sums, uint16_t* counts, bool first) {
   }
 }
 
-// Runs the loop over all groups; sums of bytes are flushed before they could overflow.
+// Runs the loop over all groups. Sums of bytes are flushed before they can overflow.
 template <int Filters, class Loop>
 UNFLIP_INLINE void run_tile(const LookUpTile& t) {
   const int chunks = (t.groups + kGroupsPerFlush - 1) / kGroupsPerFlush, chunk = (t.groups + chunks - 1) / chunks;
@@ -321,7 +325,7 @@ void avx2_look_up_tile(const LookUpTile& t) {
   run_tile<16, IntrinsicsLoop<16>>(t);
 }
 
-// Nibbles of 16 bytes of each pixel: low nibbles together, high nibbles together, then in turn, times 16 as 16-bit numbers.
+// Nibbles of 16 bytes of each pixel: low nibbles together, high nibbles together, then interleaved, times 16, as 16-bit numbers.
 void avx2_pair_numbers(const uint8_t* first, const uint8_t* second, int64_t bytes, uint16_t* out) {
   const __m128i mask = _mm_set1_epi8(15);
   for (int64_t i = 0; i < bytes; i += 16) {

@@ -1,23 +1,23 @@
 // Kernels for x86-64 with AVX-512 F, BW, VL, DQ and VPOPCNTDQ. Flags of this file: -mavx512f -mavx512bw -mavx512vl -mavx512dq
 // -mavx512vpopcntdq -mavx2 -mfma -mbmi2 -mpopcnt
 //
-// Comparisons give masks, a bit for each of 16 lanes: these are the bits of a code as they are stored.
+// Comparisons give masks with one bit per lane: exactly the bits of a code as stored.
 #include "avx512.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
 #include "avx2.h"
-#include "curves.h"
+#include "activations.h"
 #include "depthwise.h"
-#include "finish.h"
+#include "epilogue.h"
 #include "stem.h"
 #include "sum_abs.h"
 
 namespace unflip {
 namespace {
 
-// 8 floats, for finish.h: the last channels of a number that is not a multiple of 16.
+// 8 floats, for epilogue.h: the last channels if their number is not a multiple of 16.
 struct Wide8 {
   static constexpr int kWidth = 8;
   using Eight = Wide8;
@@ -110,7 +110,7 @@ struct Wide16 {
   }
 };
 
-// Pixels by blocks of 16 filters, their sums in registers: up to 6 x 4.
+// Pixels by blocks of 16 filters, with the sums in registers: up to 6 x 4.
 template <int Pixels, int Blocks>
 void float_tile(const FloatTile& t) {
   const int64_t block = int64_t{t.segment_count} * t.segment_length * kFloatBlock;
@@ -172,7 +172,7 @@ void any_stem_tile(const StemTile& t) {
   }
 }
 
-// 16 values of each of three channels to three vectors: 16 lanes of a and b, then every third lane from c.
+// 16 values of each of three channels to three vectors: permute a and b, then insert every third lane from c.
 //
 //     a0 b0 c0 a1 b1 c1 a2 b2 c2 a3 b3 c3 a4 b4 c4 a5 | b5 c5 a6 b6 ... a10 b10 | c10 a11 b11 c11 ... c15
 struct Interleave {
@@ -206,7 +206,7 @@ void interleave3(const float* from, int64_t plane, int64_t count, float* to) {
     for (int c = 0; c < 3; c++) *to++ = from[c * plane + i];
 }
 
-// Eight words of a filter at a time. Only windows too strange for popcount.h come here.
+// Eight words of a filter at a time. Used only for windows that popcount.h does not support.
 void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
   for (int f = 0; f < filters; f++, weights += words) {
     __m512i sum = _mm512_setzero_si512();
@@ -222,18 +222,18 @@ void differences(const uint64_t* window, const uint64_t* weights, int words, int
 constexpr int kFloatFilters = kFloatBlock * kFloatBlocks;
 
 constexpr Kernels kAvx512 = {"avx512",
-                             finish<Wide16>,
-                             finish_counts<Wide16>,
+                             epilogue<Wide16>,
+                             epilogue_counts<Wide16>,
                              sum_counts<Wide16>,
                              pool<Wide16>,
                              sum_abs<Wide16>,
-                             curve,
+                             activation,
                              any_float_tile,
                              any_stem_tile,
                              stem_lines<Wide16>,
                              depthwise_tile<Wide16, 2>,
                              differences,
-                             avx2_pair_numbers,  // for small groups: else popcount goes before look-up
+                             avx2_pair_numbers,  // for small groups; otherwise popcount is preferred to look-up
                              avx2_look_up_tile,
                              true,
                              avx512_copy_windows,
@@ -243,9 +243,8 @@ constexpr Kernels kAvx512 = {"avx512",
 
 bool supported() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vpopcntdq") &&
-         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-         __builtin_cpu_supports("popcnt");
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx2") &&
+         __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
 }
 
 }  // namespace

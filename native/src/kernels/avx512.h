@@ -1,4 +1,4 @@
-// Between the AVX-512 files.
+// Declarations shared by the AVX-512 files.
 #pragma once
 
 #include "kernels.h"

@@ -1,15 +1,15 @@
 // Tiles of popcount.h with AVX-512. Flags of this file: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vpopcntdq
 // -mavx2 -mfma -mbmi2 -mpopcnt
 //
-// A tile has eight vectors of ones and eight of counted carries in registers: 32 filters (two vectors) of four pixels, or 16 of
-// eight. One pair of words does this for each of the eight:
+// A tile has eight vectors of ones and eight of counted carries in registers: 32 filters (two vectors) of four pixels, or 16
+// filters of eight pixels. One pair of words does this for each of the eight:
 //
 //     x     = w0 ^ a0                                          a0, a0 ^ a1: one word of memory in all lanes
 //     next  = ones ^ (w0 ^ w1) ^ (a0 ^ a1)
 //     carry = next == ones ? x : ones
 //     twos += popcount(carry)
 //
-// step by step for all eight, so that no instruction waits for the one before.
+// Each step is done for all eight before the next step, so that no instruction waits for the one before.
 #include "avx512.h"
 
 #if defined(__x86_64__)
@@ -22,14 +22,14 @@
 namespace unflip {
 namespace {
 
-// Truth tables for ternary logic: the result for each of the three inputs' bits abc = 111, 110, ... 000.
+// Truth tables for ternary logic: the result for input bits abc = 111, 110, ... 000.
 constexpr int kXor = 0b10010110;
 constexpr int kCarry = 0b11010100;  // b == c ? a : b
 
 UNFLIP_INLINE __m512i load(const uint32_t* p) { return _mm512_load_si512(p); }
 UNFLIP_INLINE __m512i spread(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
 
-// P pixels by F vectors of 16 filters: vector i is of pixel i / F.
+// P pixels by F vectors of 16 filters: vector i belongs to pixel i / F.
 template <int P, int F>
 struct Sums {
   static constexpr int N = P * F;
@@ -54,11 +54,11 @@ UNFLIP_INLINE void add_pair(Sums<P, F>& s, const uint32_t* window, int64_t step,
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) {
     s.twos[i] = kFirst ? x[i] : _mm512_add_epi32(s.twos[i], x[i]);
-    asm("" : "+v"(s.twos[i]), "+v"(s.ones[i]));  // keeps sums in their registers: else the compiler moves them about
+    asm("" : "+v"(s.twos[i]), "+v"(s.ones[i]));  // keeps sums in their registers; otherwise the compiler moves them
   }
 }
 
-// Ones are those of a single word at the beginning, if there is one.
+// The ones start with the single word before the pairs, if there is one.
 template <int P, int F>
 UNFLIP_INLINE void begin(Sums<P, F>& s, const uint32_t* window, int64_t step, const uint32_t* w, bool single) {
 #pragma GCC unroll 8
@@ -116,14 +116,14 @@ UNFLIP_INLINE void pair_all(uint32_t* words, int64_t count) {
   for (int64_t i = 0; i < count; i += 16) _mm512_storeu_si512(words + i, paired(_mm512_loadu_si512(words + i)));
 }
 
-// Copying a run of bytes, to be paired later or at once; all write a little more than the run.
+// Copies a run of bytes, which is paired later or immediately. All write somewhat more than the run.
 template <int Bytes>
-struct ShortRun {  // up to so many
+struct ShortRun {  // up to `Bytes` bytes
   static constexpr bool kPairs = false;
   static UNFLIP_INLINE void copy(uint8_t* to, const uint8_t* from, int64_t) { __builtin_memcpy(to, from, Bytes); }
 };
 
-struct PairedRun32 {  // up to 32, a multiple of 8
+struct PairedRun32 {  // up to 32 bytes, a multiple of 8
   static constexpr bool kPairs = true;
   static UNFLIP_INLINE void copy(uint8_t* to, const uint8_t* from, int64_t) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -142,8 +142,8 @@ struct LongRun {
   }
 };
 
-// Rows of one run each, or if 0, whatever the copy says. In order: the first bytes of a window may be overwritten when the one
-// before it is copied.
+// Rows: the number of rows with one run each, or 0 to use the copy's own numbers. Windows are copied in order, because copying a
+// window may overwrite the first bytes of the next.
 template <class Run, int Rows>
 void copy_windows(const WindowCopy& c) {
   const int words = popcount_words(c), step = popcount_window(words), rows = Rows ? Rows : c.rows, runs = Rows ? 1 : c.runs;
@@ -190,7 +190,7 @@ void avx512_popcount_tile(const PopcountTile& t) {
 void avx512_copy_windows(const WindowCopy& c) {
   if (c.run <= 8) return copy_any_windows<ShortRun<8>>(c);
   if (c.run <= 16) return copy_any_windows<ShortRun<16>>(c);
-  const bool pairs = c.run % 8 == 0;  // then no pair lies in two runs
+  const bool pairs = c.run % 8 == 0;  // then no pair spans two runs
   if (pairs && c.run <= 32) return copy_any_windows<PairedRun32>(c);
   if (pairs) return copy_any_windows<LongRun<true>>(c);
   copy_any_windows<LongRun<false>>(c);

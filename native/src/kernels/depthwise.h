@@ -1,23 +1,23 @@
-// Float convolution of every channel by itself: one filter a channel.
+// Depthwise float convolution: one filter per channel.
 //
-// Neighbours in memory are channels, and so are those of the weights, [tap][channel]: a vector of one times a vector of the other.
-// Several pixels go together, so that a vector of weights is loaded once for all of them. In the middle of a row of the image
-// they are next to each other, and a tap of one is a step from that of the one before:
+// Channels are adjacent in memory, in the input and in the weights ([tap][channel]), so vectors of both are multiplied. Several
+// pixels are processed together, so that a vector of weights is loaded once for all of them. In the middle of a row of the image
+// the pixels are adjacent, and their taps are one step apart:
 //
 //     taps[k]               + pixel_step          + 2 pixel_step              weights of tap k
 //        c c c c ... c         c c c c ... c         c c c c ... c               c c c c ... c
 //
-// Towards the ends of a row, where some taps are outside the image, every tap of every pixel has an address of its own: these taps
-// lie in a row of zeros. So does a whole row of taps above or below the image. There is no border here.
+// Near the ends of a row, where some taps are outside the image, every tap of every pixel has its own address. Taps outside the
+// image point to a row of zeros, and so do whole rows of taps above or below the image. No border is written.
 #pragma once
 
 #include "kernels.h"
-#include "several.h"
+#include "register_tile.h"
 
 namespace unflip {
 namespace {
 
-// Where the taps and the results of pixels next to each other are.
+// The addresses of the taps and results of adjacent pixels.
 struct DepthwiseRow {
   const DepthwiseTile& t;
   int64_t first;  // pixel
@@ -33,13 +33,11 @@ struct DepthwiseRow {
     UNFLIP_INLINE float* of(int p) const { return out + p * step; }
   };
 
-  UNFLIP_INLINE Tap tap(int k, int channel) const {
-    return {t.taps[k] + (first * t.pixel_step + channel), t.pixel_step};
-  }
+  UNFLIP_INLINE Tap tap(int k, int channel) const { return {t.taps[k] + (first * t.pixel_step + channel), t.pixel_step}; }
   UNFLIP_INLINE Out out(int channel) const { return {t.out + (first * t.channels + channel), t.channels}; }
 };
 
-// The same of pixels apart.
+// The same for separate pixels.
 struct DepthwiseApart {
   const DepthwiseTile& t;
 
@@ -59,10 +57,10 @@ struct DepthwiseApart {
   UNFLIP_INLINE Out out(int channel) const { return {t.out + channel, t.columns, t.channels}; }
 };
 
-// P pixels by N vectors V of channels (see finish.h; V::fused has to round once), whose sums are in registers.
+// P pixels by N vectors V of channels (see epilogue.h; V::fused must round once). The sums stay in registers.
 template <class V, int P, int N, class Pixels>
 UNFLIP_INLINE void depthwise_sums(const DepthwiseTile& t, const Pixels& pixels, int channel) {
-  Several<V, P, N> sums;
+  RegisterTile<V, P, N> sums;
   sums.each([](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = V::set(0); });
   const float* w = t.weights + channel;
   const int count = t.tap_count, step = t.channels;
@@ -91,7 +89,7 @@ template <class V, int N>
 void depthwise_vectors(const DepthwiseTile& t, int channel) {
   if (t.columns) return depthwise_pixels<V, N>(t, DepthwiseApart{t}, t.pixels, channel);
   const int64_t calls = (t.pixels + kDepthwisePixels - 1) / kDepthwisePixels;
-  for (int64_t i = 0; i < calls; i++) {  // shared out equally: few pixels at a time are slow
+  for (int64_t i = 0; i < calls; i++) {  // in equal parts, because calls with few pixels are slow
     const int64_t first = t.pixels * i / calls, last = t.pixels * (i + 1) / calls;
     depthwise_pixels<V, N>(t, DepthwiseRow{t, first}, static_cast<int>(last - first), channel);
   }

@@ -1,15 +1,15 @@
-// Kernels for aarch64, all of which have NEON. Flags: none special.
+// Kernels for aarch64, where NEON is always available. No special flags.
 //
-// The tile of look_up.h: a byte shuffle (TBL) looks up 16 filters, so there are eight vectors of 16 where AVX2 has four of 32. A
-// shift and an addition are one instruction here (USRA), which does for the high halves what avx2_look_up.cpp explains.
+// The tile of look_up.h: a byte shuffle (TBL) looks up 16 filters, so there are eight vectors of 16 instead of AVX2's four of 32.
+// One instruction (USRA) shifts and adds: it does for the high halves what avx2_look_up.cpp explains.
 #include "kernels.h"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
-#include "curves.h"
+#include "activations.h"
 #include "depthwise.h"
-#include "finish.h"
+#include "epilogue.h"
 #include "look_up.h"
 #include "stem.h"
 #include "sum_abs.h"
@@ -17,7 +17,7 @@
 namespace unflip {
 namespace {
 
-// 8 floats, for finish.h.
+// 8 floats, for epilogue.h.
 struct Double {
   static constexpr int kWidth = 8;
   using Eight = Double;
@@ -93,7 +93,7 @@ struct Double {
 
 // The sums of 16 filters.
 struct FloatSums {
-  static constexpr int kWidth = kLanes;  // steps of Several
+  static constexpr int kWidth = kLanes;  // RegisterTile counts vectors in steps of 8 channels
   float32x4_t v[4];
   UNFLIP_INLINE void clear() { v[0] = v[1] = v[2] = v[3] = vdupq_n_f32(0); }
   UNFLIP_INLINE void add(float32x4_t x, const float32x4_t* w) {
@@ -116,7 +116,7 @@ struct FloatSums {
 template <int P, int B>
 void float_tile_of(const FloatTile& t) {
   const int64_t block = int64_t{t.segment_count} * t.segment_length * kFloatBlock;
-  Several<FloatSums, P, B> all;
+  RegisterTile<FloatSums, P, B> all;
   all.each([](FloatSums& s, int, int) UNFLIP_LAMBDA_INLINE { s.clear(); });
   const float* weights = t.weights;
   for (int s = 0; s < t.segment_count; s++) {
@@ -180,9 +180,9 @@ void pair_numbers(const uint8_t* first, const uint8_t* second, int64_t bytes, ui
   }
 }
 
-// Sums of 16 filters and one pair.
+// The sums of 16 filters and one pair.
 struct PairSums {
-  static constexpr int kWidth = kLanes;  // steps of Several; 16 filters each
+  static constexpr int kWidth = kLanes;  // RegisterTile counts vectors in steps of 8 channels; each holds 16 filters
   uint8x16_t low, group;
   uint16x8_t high;
 };
@@ -190,7 +190,7 @@ struct PairSums {
 template <int Filters>
 struct LookUp {
   static constexpr int kPairs = look_up_pairs(Filters), kVectors = Filters / 16;
-  using All = Several<PairSums, kPairs, kVectors>;
+  using All = RegisterTile<PairSums, kPairs, kVectors>;
 
   static UNFLIP_INLINE void clear(All& all) {
     all.each([](PairSums& s, int, int) UNFLIP_LAMBDA_INLINE {
@@ -222,7 +222,7 @@ struct LookUp {
     vst1q_u16(to, first ? words : vaddq_u16(words, vld1q_u16(to)));
   }
 
-  // Where the two halves of a vector of 16 filters go: the order of look_up_position.
+  // The positions of the two halves of a vector of 16 filters: the order of look_up_position.
   static UNFLIP_INLINE void put_bytes(uint16_t* row, int vector, uint8x16_t bytes, bool first) {
     uint16_t* low = Filters == 16 ? row : row + vector / 2 * 32 + vector % 2 * 8;
     put(low, vmovl_u8(vget_low_u8(bytes)), first);
@@ -270,12 +270,12 @@ void look_up_tile(const LookUpTile& t) {
 }
 
 constexpr Kernels kNeon = {"neon",
-                           finish<Double>,
-                           finish_counts<Double>,
+                           epilogue<Double>,
+                           epilogue_counts<Double>,
                            sum_counts<Double>,
                            pool<Double>,
                            sum_abs<Double>,
-                           curve,
+                           activation,
                            float_tile,
                            stem_tile<Double, 2>,
                            stem_lines<Double>,

@@ -1,31 +1,31 @@
-// Binary convolution by popcount: words, pairs, layout of weights, and a plain version of the tile.
+// Binary convolution by popcount: words, pairs, the layout of weights, and a plain version of the tile.
 //
-// A window is a row of bits, cut in words of 32. A vector has one word of 16 filters; xor with the window's word in all lanes
-// and a popcount of each lane give 16 filters' differences in 32 places: three instructions, with the addition to a sum.
+// A window is a row of bits, divided into words of 32. A vector holds one word of 16 filters. Xor with the window's word in all
+// lanes and a popcount per lane give the differences of 16 filters in 32 places: three instructions with the addition to a sum.
 //
-// Adding bits before they are counted saves some of this. Let x = a ^ w be the differences in a word. A full adder takes two
-// of these and a word of `ones` left over by the words before, and gives new ones and a word of carries, worth two each:
+// Adding bits before counting them saves instructions. Let x = a ^ w be the differences in a word. A full adder takes two of
+// these and the word `ones` of the words before. It gives new ones and a word of carries, worth two each:
 //
 //     ones   0 1 1 0
-//     x0     0 0 1 1       ones' = ones ^ x0 ^ x1                     0 1 0 0      a popcount in the end, for all words
-//     x1     0 0 0 1       carry = at least two of ones, x0, x1       0 0 1 1      a popcount for each two words, doubled
+//     x0     0 0 1 1       ones' = ones ^ x0 ^ x1                     0 1 0 0      one popcount at the end, for all words
+//     x1     0 0 0 1       carry = at least two of ones, x0, x1       0 0 1 1      one popcount per two words, doubled
 //
-// And x0 ^ x1 = (a0 ^ a1) ^ (w0 ^ w1), so that these need not be taken for each filter and pixel: a *pair* of words is stored
-// as a0 and a0 ^ a1, of windows and weights alike, and
+// Since x0 ^ x1 = (a0 ^ a1) ^ (w0 ^ w1), the inner xors need not be computed per filter and pixel. A *pair* of words is stored
+// as a0 and a0 ^ a1, for windows and weights, and
 //
 //     x0    = a0 ^ w0
-//     ones' = ones ^ (a0 ^ a1) ^ (w0 ^ w1)            one instruction: vectors have any function of three inputs
-//     carry = ones' == ones ? x0 : ones               equal if x0 == x1: these are the majority; else ones decides
+//     ones' = ones ^ (a0 ^ a1) ^ (w0 ^ w1)            one instruction (ternary logic)
+//     carry = ones' == ones ? x0 : ones               equal if x0 == x1, then x0 is the majority; else ones is
 //
-// which with the popcount and the addition are five instructions for two words, not six.
+// With the popcount and the addition these are five instructions for two words instead of six.
 //
-// Windows: a number of words that is odd has one word before all pairs, and a zero before that, so that pairs begin at even
-// words and pairing (every second word ^= the one before) leaves it as it is:
+// Windows: if the number of words is odd, one single word comes before all pairs, and a zero before that. So pairs begin at even
+// words, and pairing (every second word ^= the one before) does not change the single word:
 //
 //     | 0 | a | b0 | b0 ^ b1 | c0 | c0 ^ c1 | ...
 //
-// Weights: for each block of filters and each word, as above but without that zero, a vector of 16 filters' words, or two: those
-// of the even and of the odd filters of 32, so that even | odd << 16 are the 32 counts in order.
+// Weights: for each block of filters and each word, as above but without the zero, one vector of 16 filters' words, or two: those
+// of the even and of the odd filters of 32. Then even | odd << 16 are the 32 counts in order.
 #pragma once
 
 #include "kernels.h"
@@ -33,10 +33,18 @@
 namespace unflip {
 namespace {
 
+// The number of bits that are 1, in plain arithmetic that every CPU can run.
+inline int popcount_plain(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555;
+  x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
+  x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F;
+  return static_cast<int>(x * 0x0101010101010101 >> 56);
+}
+
 // Words from one window to the next.
 constexpr int popcount_window(int words) { return (words + 1) / 2 * 2; }
 
-// Where filter f of a block is in its row of `filters` words.
+// The position of filter f of a block in its row of `filters` words.
 constexpr int popcount_position(int filters, int f) { return filters == 32 ? f % 2 * 16 + f / 2 : f; }
 
 inline void pair_words(uint32_t* words, int64_t count) {
@@ -58,7 +66,7 @@ inline void copy_windows_plain(const WindowCopy& c) {
   }
 }
 
-// The tile, plainly: what every other version must equal.
+// The plain version of the tile. Every other version must give the same result.
 inline void popcount_tile_plain(const PopcountTile& t) {
   const int odd = t.words % 2;
   for (int p = 0; p < t.pixels; p++)
@@ -68,7 +76,7 @@ inline void popcount_tile_plain(const PopcountTile& t) {
       int count = 0;
       for (int k = 0; k < t.words; k++) {
         const uint32_t x = a[k] ^ w[int64_t{k} * t.filters];
-        const bool second = k && k % 2 != odd;  // of a pair
+        const bool second = k && k % 2 != odd;  // the second word of a pair
         count += __builtin_popcount(second ? x ^ a[k - 1] ^ w[int64_t{k - 1} * t.filters] : x);
       }
       t.counts[p * t.filters + f] = static_cast<uint16_t>(count);

@@ -1,18 +1,17 @@
-// Kernels in plain C++, for any CPU: the meaning of what the others do faster. Flags: none special.
+// Kernels in plain C++, for any CPU. They define what the other sets compute faster. No special flags.
 #include <cmath>
 
-#include "curves.h"
-#include "finish.h"
+#include "activations.h"
+#include "epilogue.h"
 #include "look_up.h"
 #include "popcount.h"
-#include "population.h"
 #include "stem.h"
 #include "sum_abs.h"
 
 namespace unflip {
 namespace {
 
-// 8 floats in plain C++, for finish.h.
+// 8 floats in plain C++, for epilogue.h.
 struct Plain {
   static constexpr int kWidth = 8;
   using Eight = Plain;
@@ -36,7 +35,7 @@ struct Plain {
     for (int i = 0; i < kLanes; i++) r.x[i] = p[i];
     return r;
   }
-  // Used only where the result is exact, so that rounding twice is the same.
+  // Used only if the result is exact, so rounding twice does not matter.
   static Plain fused(Plain a, Plain b, Plain c) { return a * b + c; }
   void store(float* p) const {
     for (int i = 0; i < kLanes; i++) p[i] = x[i];
@@ -137,8 +136,7 @@ void float_tile(const FloatTile& t) {
       const float* w = t.weights + f / kFloatBlock * block + f % kFloatBlock;
       float sum = 0;
       for (int s = 0; s < t.segment_count; s++)
-        for (int k = 0; k < t.segment_length; k++, w += kFloatBlock)
-          sum = std::fma(t.input[p][t.segments[s] + k], *w, sum);
+        for (int k = 0; k < t.segment_length; k++, w += kFloatBlock) sum = std::fma(t.input[p][t.segments[s] + k], *w, sum);
       t.out[p][f] = sum;
     }
 }
@@ -146,8 +144,8 @@ void float_tile(const FloatTile& t) {
 // One tile and filter of stem.h.
 struct PlainStem {
   const StemTile& t;
-  int64_t tile;    // where it is in a line
-  const float* w;  // moves on
+  int64_t tile;    // its position in a line
+  const float* w;  // advances while weights are used
 
   float sum(int kind, int column_kind, float from) {
     for (int line = stem_first(kind); line < stem_first(kind) + stem_terms(kind); line++) {
@@ -157,7 +155,7 @@ struct PlainStem {
     return from;
   }
 
-  // The left and the right output's.
+  // Of the left and the right output.
   void sums(int kind, float* z) {
     const float q = sum(kind, kStemQ, 0), r = sum(kind, kStemR, 0);
     z[0] = sum(kind, kStemP, q + r);
@@ -195,19 +193,19 @@ void depthwise_tile(const DepthwiseTile& t) {
 void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
   for (int f = 0; f < filters; f++, weights += words) {
     int32_t sum = 0;
-    for (int k = 0; k < words; k++) sum += population(window[k] ^ weights[k]);
+    for (int k = 0; k < words; k++) sum += popcount_plain(window[k] ^ weights[k]);
     out[f] = sum;
   }
 }
 
 constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
   return {name,
-          finish<Plain>,
-          finish_counts<Plain>,
+          epilogue<Plain>,
+          epilogue_counts<Plain>,
           sum_counts<Plain>,
           pool<Plain>,
           sum_abs<Plain>,
-          curve,
+          activation,
           float_tile,
           plain_stem_tile,
           stem_lines<Plain>,
@@ -236,7 +234,7 @@ const Kernels* portable_kernels() { return &kPortable; }
 const Kernels* portable_look_up_kernels() { return &kPortableLookUp; }
 const Kernels* portable_popcount_kernels() { return &kPortablePopcount; }
 
-// Files of other CPUs are not part of the build.
+// The files of other CPUs are not part of the build.
 #if !defined(__x86_64__)
 const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }

@@ -1,46 +1,47 @@
-// Float convolution of 7 x 7 with stride 2, the stem of most networks for photographs: with half the multiplications.
+// Float convolution of 7 x 7 with stride 2, the stem of most networks for photographs, with half the multiplications.
 //
-// Along a row, an output has seven taps. Four are on even columns e and three on odd columns o, and from one output to the next
-// each of them moves by one place of its own: two convolutions with stride 1.
+// Along a row, an output has seven taps: four on even columns e and three on odd columns o. From one output to the next, both
+// move by one even or odd column. So these are two convolutions with stride 1.
 //
 //     columns    e0 o0 e1 o1 e2 o2 e3 o3 e4         filter   a0 b0 a1 b1 a2 b2 a3
 //     y0          *  *  *  *  *  *  *               y0 = e0 a0 + e1 a1 + e2 a2 + e3 a3 + o0 b0 + o1 b1 + o2 b2
 //     y1                *  *  *  *  *  *  *         y1 = e1 a0 + e2 a1 + e3 a2 + e4 a3 + o1 b0 + o2 b1 + o3 b2
 //
-// Convolutions with stride 1 share products between neighbours (Winograd): (a0, a1) and (a2, a3) take three for both outputs
-// instead of four, (b0, b1, b2) four instead of six. These are the terms, four kinds of them:
+// Convolutions with stride 1 share products between adjacent outputs (Winograd): (a0, a1) and (a2, a3) need three products for
+// both outputs instead of four, (b0, b1, b2) needs four instead of six. There are four kinds of terms:
 //
 //     q   e1 (a0 + a1)    +   e3 (a2 + a3)    +   (o1 + o2) (b0 + b1 + b2) / 2      in both outputs
-//     r                                           (o2 - o1) (b0 - b1 + b2) / 2      in both, with either sign
+//     r                                           (o2 - o1) (b0 - b1 + b2) / 2      in both, with opposite signs
 //     p   (e0 - e1) a0    +   (e2 - e3) a2    +   (o0 - o2) b0                      in the first
 //     s   (e2 - e1) a1    +   (e4 - e3) a3    +   (o3 - o1) b2                      in the second
 //
-//     y0 = (q + r) + p        y1 = (q - r) + s        10 products for 14
+//     y0 = (q + r) + p        y1 = (q - r) + s        10 products instead of 14
 //
-// The same from row to row, on what came of the columns: 100 products for the 196 of a tile of two by two outputs. Sums and
-// differences of inputs serve all filters, those of a filter are made once. Larger outputs would take still fewer products, but
-// with factors other than 1 and 1/2, whose rounding errors grow; here they are those of a plain sum (on photographs three quarters
-// of them: the chains of additions are shorter), so the signs behind a stem are as safe as they were.
+// The same is applied from row to row to the results of the columns: 100 products instead of 196 for a tile of two by two
+// outputs. Sums and differences of inputs are shared by all filters; those of a filter are computed once. Larger tiles would need
+// fewer products still, but with factors other than 1 and 1/2, whose rounding errors are larger. Here the rounding errors are
+// those of a plain sum (on photographs three quarters of them, because the chains of additions are shorter), so signs after a
+// stem are as reliable as with a plain sum.
 //
-// A *line* has, for each tile of a row of tiles, the left factors of the columns' terms: q, r, p, s; of a term the channels. Ten
-// lines, left factors of the rows' terms in the same order, are what a row of tiles is made of:
+// A *line* holds, for each tile of a row of tiles, the left factors of the column terms q, r, p, s, with all channels of each
+// term. A row of tiles is computed from ten lines: the left factors of the row terms, in the same order:
 //
 //     line      | q0 q1 q2 r p0 p1 p2 s0 s1 s2 | q0 q1 ...         floats of a tile: 10 * channels
 //
-// Weights of a block of 16 filters are laid out as they are used: for each kind of the rows, for each kind of the columns, for
-// each line of the one and each term of the other, for each channel 16 floats.
+// The weights of a block of 16 filters are laid out in order of use: for each row kind, column kind, line of the row kind, term
+// of the column kind and channel, 16 floats.
 //
-// The order, which all instruction sets follow: for each kind of the rows, q r p s,
+// All instruction sets use this order. For each row kind q r p s:
 //
 //     q, r = fused multiply-adds in the order of the weights, from 0
-//     z0   = p's, on from q + r
-//     z1   = s's, on from q - r
+//     z0   = multiply-adds of p, starting from q + r
+//     z1   = multiply-adds of s, starting from q - r
 //
-// and of these for the four kinds y0 = (zq + zr) + zp and y1 = (zq - zr) + zs, for the left and the right outputs.
+// Then, from these of the four kinds, y0 = (zq + zr) + zp and y1 = (zq - zr) + zs, for the left and the right outputs.
 #pragma once
 
 #include "kernels.h"
-#include "several.h"
+#include "register_tile.h"
 
 namespace unflip {
 namespace {
@@ -51,11 +52,11 @@ constexpr int kStemKinds = 4;
 constexpr int stem_terms(int kind) { return kind == kStemR ? 1 : 3; }
 constexpr int stem_first(int kind) { return kind == kStemQ ? 0 : stem_first(kind - 1) + stem_terms(kind - 1); }
 
-// Weights of a block.
+// The number of weights of a block.
 constexpr int64_t stem_block(int channels) { return int64_t{kStemTerms} * kStemTerms * channels * kFloatBlock; }
 
-// A tile with vectors V (see finish.h; V::fused has to round once): Tiles of two by two outputs by N vectors of filters, whose
-// sums are in registers.
+// A tile with vectors V (see epilogue.h; V::fused must round once): `Tiles` tiles of two by two outputs by N vectors of filters.
+// The sums stay in registers.
 template <class V, int Tiles, int N>
 class StemSums {
  public:
@@ -74,10 +75,10 @@ class StemSums {
   }
 
  private:
-  using All = Several<V, Tiles, N>;
+  using All = RegisterTile<V, Tiles, N>;
   static constexpr int kFilters = N * V::kWidth;
 
-  // One kind of the rows: use(sums, side) takes z0 and then z1.
+  // One row kind: use(sums, side) receives z0, then z1.
   template <class Use>
   UNFLIP_INLINE void make_rows(int kind, const Use& use) {
     float* right = right_;
@@ -103,7 +104,7 @@ class StemSums {
 
   static constexpr int place(int tile, int c) { return tile * kFilters + c; }
 
-  // What was stored is read again: the compiler would rather keep it in registers, of which there are none left.
+  // Forces stored values to be read again. Otherwise the compiler keeps them in registers, of which none are free.
   static UNFLIP_INLINE void forget(float* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
   static UNFLIP_INLINE void clear(All& sums) {
@@ -115,7 +116,7 @@ class StemSums {
     forget(to);
   }
 
-  // The products of a kind of the rows and a kind of the columns.
+  // The products of a row kind and a column kind.
   UNFLIP_INLINE void add(All& sums, int kind, int column_kind) {
     const int64_t step = int64_t{kStemTerms} * t_.channels, block = stem_block(t_.channels);
     const int length = stem_terms(column_kind) * t_.channels;
@@ -145,7 +146,7 @@ class StemSums {
     if (!inside) put_part(first, side);
   }
 
-  // Of the outputs in part_ those that are in the image.
+  // Copies those outputs in part_ that are inside the image.
   void put_part(float* to, int side) const {
     const int filters = t_.filters < kFilters ? t_.filters : kFilters;
     for (int tile = 0; tile < Tiles && 2 * (t_.first + tile) + side < t_.width; tile++, to += 2 * t_.out_stride)
@@ -153,9 +154,9 @@ class StemSums {
   }
 
   const StemTile& t_;
-  const float* w_;  // moves on
+  const float* w_;  // advances while weights are used
   alignas(64) float z_[2][2][Tiles * kFilters];
-  alignas(64) float right_[Tiles * kFilters];  // waits while z0 is made
+  alignas(64) float right_[Tiles * kFilters];  // the start of z1, kept while z0 is computed
   alignas(64) float part_[Tiles * kFilters];
 };
 

@@ -1,16 +1,16 @@
-// Sums of sizes in double precision, over V::Eight, a type of 8 floats (see finish.h) with
+// Sums of absolute values in double precision, over V::Eight, a type of 8 floats (see epilogue.h) with
 //
-//   V::Eight::Sums   8 doubles: zero(), add(x), which adds the size of each float, a + b, and
-//                    total(): of sums i and i + 4, of these i and i + 2, and of these two
+//   V::Eight::Sums   8 doubles: zero(), add(x), which adds the absolute value of each float, a + b, and
+//                    total(), which adds sums i and i + 4, then i and i + 2, then the last two
 #pragma once
 
 #include "kernels.h"
-#include "several.h"
+#include "register_tile.h"
 
 namespace unflip {
 namespace {
 
-// Four times eight sums, so that one addition need not wait for the other. What is left over is added to them all.
+// Four sets of eight sums, so that additions do not wait for each other. The rest is added after the sets are combined.
 template <class V>
 UNFLIP_INLINE double sum_abs_run(const float* x, int64_t count) {
   using Sums = typename V::Sums;

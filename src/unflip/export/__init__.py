@@ -1,1 +1,1 @@
-"""A packed network in other people's formats: ``unflip.export.onnx.export("model.unflip", "model.onnx")``."""
+"""Exports packed networks to other formats: ``unflip.export.onnx.export("model.unflip", "model.onnx")``."""

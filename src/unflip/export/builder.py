@@ -1,4 +1,4 @@
-"""Puts an ONNX graph together node by node. Names are short: a small network is mostly names otherwise."""
+"""Builds an ONNX graph node by node. Names are short, because they would dominate the size of a small network."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from unflip.packing.file import Array
 
 OPSET = 18  # the first with BitwiseAnd
-IR_VERSION = 8  # what opset 18 came with: readers refuse files that are newer than they need be
+IR_VERSION = 8  # the version of opset 18; old readers refuse a newer one
 
 
 def onnx_package() -> Any:
-    """The ``onnx`` package, which only this part of unflip needs."""
+    """The ``onnx`` package, which only the export needs."""
     try:
         import onnx
     except ImportError as error:
         raise ImportError(
-            f"writing ONNX files needs the onnx package ({error}): pip install 'unflip[onnx]'"
+            f"writing ONNX files needs the onnx package ({error}); install it with: pip install 'unflip[onnx]'"
         ) from error
     return onnx
 
@@ -28,7 +28,7 @@ class Builder:
     """Nodes and constants of a graph. Methods return names of values."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
-        """``taken`` are names that values within the graph must not have."""
+        """``taken``: names that inner values of the graph must not have."""
         self._onnx = onnx_package()
         self._nodes: list[Any] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -47,14 +47,14 @@ class Builder:
         """Add a node with several outputs."""
         made = [self._new() for _ in range(outputs)]
         node = self._onnx.helper.make_node(op, inputs, made, **attributes)
-        if name not in self._named:  # names must differ; only the first of several nodes gets one
+        if name not in self._named:  # names must be unique; only the first node with a name gets it
             node.name = name
             self._named.add(name)
         self._nodes.append(node)
         return made
 
     def constant(self, array: Array) -> str:
-        """A constant; equal ones are stored once."""
+        """A constant. Equal constants are stored once."""
         array = np.ascontiguousarray(array)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -67,17 +67,17 @@ class Builder:
         return self.constant(np.array(value, np.float32))
 
     def integers(self, *values: int) -> str:
-        """Sizes, axes and the like."""
+        """A constant of int64, for sizes and axes."""
         return self.constant(np.array(values, np.int64))
 
     def rename_last(self, name: str) -> None:
-        """Give the value made last a name of its own."""
+        """Rename the last value."""
         self._nodes[-1].output[0] = name
 
     def model(
         self, input_shape: list[int], output_shapes: dict[str, list[int]], metadata: dict[str, str]
     ) -> Any:
-        """The model: float32 values ``input`` and the outputs, of any batch size."""
+        """The model, with the float32 input ``input`` and the outputs, for any batch size."""
         helper, float32 = self._onnx.helper, self._onnx.TensorProto.FLOAT
         graph = helper.make_graph(
             self._nodes,
@@ -97,6 +97,6 @@ class Builder:
 
     def _new(self) -> str:
         self._next += 1
-        while str(self._next) in self._taken:  # a tuple's outputs are called "0", "1", ...
+        while str(self._next) in self._taken:  # the outputs of a tuple are named "0", "1", ...
             self._next += 1
         return str(self._next)

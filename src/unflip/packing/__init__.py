@@ -1,6 +1,6 @@
-"""Packing: a trained network as one small file that runs without torch. The format: docs/format.md.
+"""Packing: write a trained network to one small file that runs without torch. docs/format.md describes the format.
 
-Reading a file needs numpy alone, so what needs torch is imported where it is used.
+Reading a file needs only numpy, so torch is imported where it is used.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ def pack(
     labels: Sequence[str] | None = None,
     preprocess: Mapping[str, Sequence[float]] | None = None,
 ) -> int:
-    """Write ``model`` to ``path`` as a packed network; returns the file's size in bytes.
+    """Write ``model`` to ``path`` as a packed network and return the file's size in bytes.
 
-    model          a binary model, trainable or frozen, as it is in evaluation mode. It is not changed.
-    example_input  a batch of images as the model takes them, of the size it will be run with (how many is open).
-                   What is packed is compared with the model on it, operation by operation.
-    labels         the names of the classes, in the order of the outputs; where a model returns several, those
-                   of every one that has as many channels
-    preprocess     {"mean": ..., "std": ...}, a number a channel: how an image with values 0 .. 255 becomes the input,
+    model          a binary model, trainable or frozen. It is packed as in evaluation mode, and not changed.
+    example_input  a batch of inputs with the height and width to run with (any number of images). The packed network
+                   is compared with the model on it, operation by operation.
+    labels         the names of the classes, in the order of the output's channels. If there are several outputs, the
+                   labels belong to every output with as many channels
+    preprocess     {"mean": ..., "std": ...}, one number per channel. An image with values 0 .. 255 becomes the input
                    (pixel / 255 − mean) / std
 
     A model may return a tensor, or a flat tuple, list, namedtuple or dict of tensors.
-    What the file format has no form for is refused with its name and place in the model.
+    An operation that the file format does not support raises CannotPack with its name and place in the model.
     """
     return write(path, make_packed(model, example_input, labels=labels, preprocess=preprocess))
 
@@ -49,7 +49,7 @@ def make_packed(
     labels: Sequence[str] | None = None,
     preprocess: Mapping[str, Sequence[float]] | None = None,
 ) -> Packed:
-    """What :func:`pack` writes, in memory."""
+    """The packed network that :func:`pack` writes, in memory."""
     from unflip.packing.make import make
 
     return make(model, example_input, labels, preprocess)

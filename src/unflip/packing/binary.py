@@ -1,4 +1,4 @@
-"""A frozen layer as ops of the file."""
+"""Converts a frozen binary layer to ops of the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unflip.packing.ir import CannotPack, Fields, affine, conv_fields
 
 
 def binary_layer(c: Converter, out: Tensor, x: Ref, number: int, *geometry: Any) -> Ref:
-    """quantize → conv, with the method's factor and the bias as steps."""
+    """quantize → conv, with the method's factor and the bias as steps of the conv."""
     layer, name = c.traced.layers[number], c.traced.names[number]
     _refuse_padding(layer, name)
     code = input_code(layer, name)
@@ -48,7 +48,7 @@ def _quantized(c: Converter, layer: FrozenLayer, code: InputCode, x: Ref) -> Ref
 
 
 def _k_map(c: Converter, layer: FrozenLayer, x: Ref, out: Tensor) -> Ref:
-    """XNOR-Net's factor: the mean |x| over a group's channels, then over the kernel's window."""
+    """XNOR-Net's factor: the mean of |x| over a group's channels, then over the kernel's window."""
     groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
     _, height, width = c.shape(x.tensor)
     size = c.emit("mean_abs", [x], (groups, height, width), over="channels", groups=groups)
@@ -73,7 +73,8 @@ def _geometry(layer: nn.Module, x: Tensor) -> Fields:
         assert isinstance(layer, nn.Linear)
         if x.dim() != 2:
             raise CannotPack(
-                f"a linear layer on a tensor of shape {tuple(x.shape)}; vectors (N, F) are there"
+                f"a linear layer has an input of shape {tuple(x.shape)}; it needs vectors (N, F): "
+                "flatten the input first"
             )
         return conv_fields([layer.out_features, layer.in_features, 1, 1])
     left, right, top, bottom = layer._reversed_padding_repeated_twice
@@ -92,5 +93,5 @@ def _binary_weight(layer: FrozenLayer) -> Fields:
 
 
 def _same_columns(table: Array) -> Array:
-    """(n, 1) where all columns are the same."""
+    """(n, 1) if all columns are equal."""
     return table[:, :1] if (table == table[:, :1]).all() else table

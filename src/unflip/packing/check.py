@@ -1,7 +1,7 @@
-"""Compares what was packed with the model, op by op.
+"""Compares the packed network with the model, op by op.
 
-Each op is given what torch has for its inputs, so a difference is found where it arises, and a value that rounding
-puts on the other side of a threshold changes one bit of one op's output, not the network's answer.
+Each op gets torch's values as inputs. So a difference is reported where it arises, and a value that rounding moves
+across a threshold changes one bit of one op's output, not the output of the network.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from unflip.packing.outputs import Structure
 from unflip.packing.reference import run_op
 
 TOLERANCE = 1e-4  # of the largest magnitude of an op's output
-MOST_CROSSINGS = 1e-3  # share of a code's elements
+MOST_CROSSINGS = 1e-3  # fraction of a code's elements
 
 
 def check(
     packed: Packed, graph: Graph, structure: Structure, example: Tensor, outputs: list[Tensor]
 ) -> None:
-    """Refuse a packed network that is not what the model is."""
+    """Raise CannotPack if the packed network differs from the model."""
     values = [_image(example)]
     for op, made in zip(packed.graph["ops"], graph.ops, strict=True):
         found = run_op(op, packed.tensors, values)
@@ -37,27 +37,30 @@ def check(
 
 
 def _compare_most(where: str, found: Tensor, expected: Tensor) -> None:
-    """Thresholds that depend on a mean move with the order of its sum: a value right beside one may cross it."""
+    """For thresholds that depend on a mean: rounding of the mean may move a value across a threshold."""
     share = (found != expected).double().mean().item()
     if share > MOST_CROSSINGS:
         raise CannotPack(
-            f"packed network and model part at {where}: {share:.2%} of its bits differ"
+            f"the packed network differs from the model at {where}: {share:.2%} of its bits"
         )
 
 
 def _compare(where: str, found: Tensor, expected: Tensor) -> None:
     if found.shape != expected.shape:
         raise CannotPack(
-            f"packed network and model part at {where}: shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+            f"the packed network differs from the model at {where}: shape {tuple(found.shape)} instead of "
+            f"{tuple(expected.shape)}"
         )
     if not torch.isfinite(expected).all():
-        raise CannotPack(f"the model has NaN or infinity at {where} on the example")
+        raise CannotPack(
+            f"the model gives NaN or infinity at {where} for example_input; check the weights and the example"
+        )
     size = expected.abs().max().item()
     difference = (found - expected).abs().max().item()
     if not difference <= TOLERANCE * max(size, 1e-20):
         raise CannotPack(
-            f"packed network and model part at {where}: they differ by {difference:.3g} where values are up to "
-            f"{size:.3g}"
+            f"the packed network differs from the model at {where}: by up to {difference:.3g}, with values up to "
+            f"{size:.3g}. Do hooks change values?"
         )
 
 

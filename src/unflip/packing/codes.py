@@ -1,4 +1,4 @@
-"""The discrete form of a layer's inputs: asked of the method, and compared with what its module does."""
+"""The discrete form of a layer's inputs, as stated by the method and verified against its forward pass."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MOST_PLANES, MOST_STEPS = 8, 255
 
 @torch.no_grad()
 def input_code(layer: FrozenLayer, name: str) -> InputCode | None:
-    """The layer's input code, verified; None where its input stays float."""
+    """The layer's verified input code, or None if its input stays float."""
     binarizer = layer.input_binarizer
     probes = _probes(layer, torch.zeros(0, 1))
     if binarizer.bits == 32:
         if not torch.equal(binarizer(probes), probes) or _scale(layer, probes) is not None:
-            raise _refusal(layer, name, "says bits = 32, but changes its input")
+            raise _refusal(layer, name, "has bits = 32, but changes its input")
         return None
     code = binarizer.code()
     if code is None:
@@ -40,8 +40,8 @@ def input_code(layer: FrozenLayer, name: str) -> InputCode | None:
 def _refusal(layer: FrozenLayer, name: str, problem: str) -> CannotPack:
     kind = type(layer.input_binarizer).__name__
     return CannotPack(
-        f"layer {name!r}: {kind} of method {layer.method} {problem}. InputBinarizer.code() returns an InputCode "
-        "(sign_code() for sign(x)) that says what forward does in evaluation mode: see docs/new-method.md"
+        f"layer {name!r}: {kind} of method {layer.method} {problem}. InputBinarizer.code() must return an InputCode "
+        "(sign_code() for sign(x)) that matches forward in evaluation mode: see docs/new-method.md"
     )
 
 
@@ -50,7 +50,7 @@ def _channels(layer: nn.Module) -> int:
 
 
 def _malformed(code: InputCode, channels: int) -> str | None:
-    """What is wrong with the form itself."""
+    """The problem with the code itself, if any."""
     thresholds, planes = code.thresholds, len(code.scales)
     numbers = [*thresholds.flatten().tolist(), *code.scales, code.offset]
     if not all(math.isfinite(number) for number in numbers):
@@ -69,7 +69,7 @@ def _malformed(code: InputCode, channels: int) -> str | None:
 
 
 def code_values(code: InputCode, x: Tensor) -> Tensor:
-    """What the code makes of N × C × ... inputs, in float64."""
+    """The values of the code for inputs N × C × ..., in float64."""
     thresholds = code.thresholds.view(len(code.thresholds), 1, -1, *[1] * (x.dim() - 2))
     if code.relative:
         thresholds = thresholds * x.abs().mean(tuple(range(1, x.dim())), keepdim=True)
@@ -88,7 +88,7 @@ def code_values(code: InputCode, x: Tensor) -> Tensor:
 
 
 def _differs(code: InputCode, binarizer: InputBinarizer, layer: FrozenLayer) -> str | None:
-    """Where the module's forward pass and the code part."""
+    """The first difference between the module's forward pass and the code, if any."""
     x = _probes(layer, code.thresholds)
     if code.relative:
         x = _settled(x, code)
@@ -99,13 +99,13 @@ def _differs(code: InputCode, binarizer: InputBinarizer, layer: FrozenLayer) -> 
         return None
     at = tuple(wrong.nonzero()[0].tolist())
     return (
-        f"states another discrete form than its forward pass has: at x = {x[at].item()!r} of channel {at[1]} the "
+        f"states a discrete form that differs from its forward pass: at x = {x[at].item()!r} of channel {at[1]} the "
         f"code gives {here[at].item():g}, forward {there[at].item():g}"
     )
 
 
 def _settled(x: Tensor, code: InputCode) -> Tensor:
-    """Elements on the thresholds, as nearly as these, which depend on all elements, let them be."""
+    """Moves elements onto the thresholds, as close as possible: the thresholds depend on all elements."""
     x = x.clamp(-4, 4).clone()
     features = x.flatten(1)
     for _ in range(30):
@@ -116,7 +116,7 @@ def _settled(x: Tensor, code: InputCode) -> Tensor:
 
 
 def _probes(layer: nn.Module, thresholds: Tensor) -> Tensor:
-    """Inputs of the layer's shape where a code that is nearly right would be wrong."""
+    """Inputs that reveal a code that is nearly right: at and next to thresholds, very small and very large."""
     channels = _channels(layer)
     at = thresholds.expand(-1, channels)
     up, down = torch.full_like(at, math.inf), torch.full_like(at, -math.inf)
@@ -134,7 +134,7 @@ def _scale(layer: FrozenLayer, x: Tensor) -> Tensor | None:
 
 
 def _other_scale(code: InputCode, layer: FrozenLayer) -> str | None:
-    """Whether ``output_scale`` is the K map exactly where the code says so."""
+    """The problem with ``output_scale``, if any: it must be the K map if the code states one, else None."""
     generator = torch.Generator().manual_seed(0)
     shape: tuple[int, ...] = (2, _channels(layer))
     if isinstance(layer, nn.Conv2d):
@@ -152,7 +152,7 @@ def _other_scale(code: InputCode, layer: FrozenLayer) -> str | None:
     except RuntimeError:
         return f"states a K map, but its output_scale has shape {tuple(found.shape)}"
     if (same - expected).abs().max() > 1e-5 * expected.abs().max():
-        return "states a K map, but its output_scale is something else"
+        return "states a K map, but its output_scale has different values"
     return None
 
 

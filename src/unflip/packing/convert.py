@@ -1,7 +1,7 @@
-"""Walks the traced nodes and makes the file's ops of them, running the model on the example beside it.
+"""Converts the traced nodes to ops of the file, and runs the model on the example at the same time.
 
-The operations themselves are in ``ops`` and ``binary``; what a model does that they do not know is refused by name
-and place. What depends on parameters alone is computed here and now.
+The handlers of operations are in ``ops`` and ``binary``. An operation without a handler is refused with its name and
+place. Operations on parameters only are computed immediately.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Handler = Callable[..., Any]  # (converter, result in torch, *the operation's ar
 
 @dataclass(frozen=True)
 class Ref:
-    """A value of the graph, and what torch has for it on the example."""
+    """A value of the graph, and torch's tensor for it on the example."""
 
     value: int
     tensor: Tensor
 
 
 class Converter:
-    """The graph so far, and what each node became: a Ref, a list of them, or a constant."""
+    """The graph so far, and the result of each node: a Ref, a list of Refs, or a constant."""
 
     def __init__(self, traced: Traced, example: Tensor, handlers: dict[str, Handler]) -> None:
         self.traced = traced
@@ -45,7 +45,7 @@ class Converter:
         self.node = traced.nodes[0]
 
     def convert(self) -> tuple[Graph, Structure, list[Tensor]]:
-        """The graph, what its outputs are in, and the outputs on the example."""
+        """The graph, the structure of its outputs, and the outputs on the example."""
         for node in self.traced.nodes:
             self.node = node
             if node.op == "output":
@@ -58,7 +58,9 @@ class Converter:
         found = [self.env[node] for node in structure.parts(returned)]
         for place_, ref in zip(structure.places, found, strict=True):
             if not isinstance(ref, Ref):
-                raise CannotPack(f"the model's {place_} does not depend on its input")
+                raise CannotPack(
+                    f"the model's {place_} does not depend on its input; remove it from the outputs"
+                )
         return Graph(self.ops, [ref.value for ref in found]), structure, [r.tensor for r in found]
 
     def _value(self, node: fx.Node) -> Any:
@@ -67,7 +69,7 @@ class Converter:
         if node.op == "placeholder":
             return self.traced.constants.get(node.name)
         if node.op != "call_function":
-            raise self.refusal(f"{node.op} {node.target}", "packing knows functions only")
+            raise self.refusal(f"{node.op} {node.target}", "only function calls can be packed")
         args: Any = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs: Any = fx.node.map_arg(node.kwargs, self.env.__getitem__)
         if node.target is operator.getitem:
@@ -82,12 +84,18 @@ class Converter:
         computed = self._compute(target, args, kwargs, in_place)
         if not _refs([args, kwargs]):
             if torch.Tag.nondeterministic_seeded in target.tags:
-                raise self.refusal(f"aten.{name}", "it is random")
+                raise self.refusal(
+                    f"aten.{name}",
+                    "its result is random; only deterministic operations can be packed",
+                )
             result = computed
         else:
             handler = self.handlers.get(name[:-1] if in_place else name)
             if handler is None:
-                raise self.refusal(f"aten.{name}", "the runtime has no such op")
+                raise self.refusal(
+                    f"aten.{name}",
+                    "this operation is not supported; docs/deploy.md lists those that are",
+                )
             result = self.stamped(handler(self, computed, *args, **kwargs), computed)
         if in_place:
             self._rebind(args[0], result)
@@ -108,23 +116,26 @@ class Converter:
         return self.traced.layers[number](x)
 
     def stamped(self, result: Any, computed: Any) -> Any:
-        """Say what torch has for the value that stands for the whole node."""
+        """Record torch's result as the value of the whole node."""
         if not isinstance(result, Ref) or not isinstance(computed, Tensor):
             return result
         if computed.dtype != torch.float32:
-            raise self.refusal(self._target(), f"it makes {computed.dtype}; values are float32")
+            raise self.refusal(
+                self._target(), f"its result is {computed.dtype}; values must be float32"
+            )
         if result.value and self.ops[result.value - 1].value is None:
             self.ops[result.value - 1].value = computed
         return Ref(result.value, computed)
 
     def _rebind(self, old: Any, new: Any) -> None:
-        """After ``x.relu_()`` every name of x means the new value."""
+        """After ``x.relu_()``, every name of x refers to the new value."""
         if isinstance(old, Ref):
             shared = {b for pair in self.views for b in pair if old.value in pair} - {old.value}
             if any(self._read_later(value) for value in shared):
                 raise self.refusal(
                     self._target(),
-                    "it changes a tensor in place that another view of it still shows",
+                    "it changes a tensor in place while another view of it is still in use; use the operation that "
+                    "returns a new tensor",
                 )
         for node, value in self.env.items():
             if value is old:
@@ -141,7 +152,7 @@ class Converter:
             for user in node.users
         )
 
-    # What the handlers use
+    # Used by the handlers
 
     def refusal(self, what: str, why: str) -> CannotPack:
         return CannotPack(f"{what} at {place(self.node)}: {why}")
@@ -161,13 +172,11 @@ class Converter:
         sizes = list(tensor.shape)
         if len(sizes) < 2 or len(sizes) > 4 or sizes[0] != self.batch:
             raise self.refuse(
-                f"it makes a tensor of shape {tuple(sizes)} of a batch of {self.batch}; values are images "
+                f"its result has shape {tuple(sizes)} for a batch of {self.batch}; values must be images "
                 "(N, C, H, W) or vectors (N, F)"
             )
         if len(sizes) == 3 and sizes[2] != 1:
-            raise self.refuse(
-                f"it makes a tensor of shape {tuple(sizes)}; values have 2 or 4 dimensions"
-            )
+            raise self.refuse(f"its result has shape {tuple(sizes)}; values must have 2 or 4 dims")
         c, h, w = (*sizes[1:], 1, 1)[:3]
         return c, h, w
 
@@ -179,7 +188,7 @@ class Converter:
         value: Tensor | None = None,
         **fields: Any,
     ) -> Ref:
-        """A new op; ``out`` is its result in torch, or the shape of it."""
+        """Add an op; ``out`` is its result in torch, or the shape of the result."""
         shape = self.shape(out) if isinstance(out, Tensor) else out
         steps = fields.pop("steps", [])
         read = [ref.value for ref in inputs]
@@ -189,7 +198,7 @@ class Converter:
     def map(self, x: Ref, out: Tensor, *steps: Fields) -> Ref:
         if x.tensor.shape != out.shape and x.tensor.numel():
             raise self.refuse(
-                f"it makes {tuple(out.shape)} of {tuple(x.tensor.shape)}; broadcasting an input is not there"
+                f"it broadcasts {tuple(x.tensor.shape)} to {tuple(out.shape)}; only constants can be broadcast"
             )
         return self.emit("map", [x], out, steps=list(steps))
 
@@ -201,28 +210,35 @@ class Converter:
         return view
 
     def vector(self, constant: Any, x: Ref) -> Array:
-        """A constant operand as one number a channel (or one for all), in float64."""
+        """A constant operand as one number per channel (or one for all), in float64."""
         tensor = torch.as_tensor(constant).detach().to(torch.float64)
         channels, dims = x.tensor.shape[1], x.tensor.dim()
         if tensor.dim() > dims:
-            raise self.refuse(f"its constant has shape {tuple(tensor.shape)}")
+            raise self.refuse(
+                f"its constant has shape {tuple(tensor.shape)}, with more dims than the other operand"
+            )
         full = tensor.view(*[1] * (dims - tensor.dim()), *tensor.shape)
         rows = full.movedim(1, 0).flatten(1)
         if rows.numel() == 0 or not torch.equal(rows, rows[:, :1].expand_as(rows)):
             raise self.refuse(
                 f"its constant of shape {tuple(tensor.shape)} differs from pixel to pixel; "
-                "one number a channel is there"
+                "it must have one number per channel"
             )
         values = rows[:, 0].numpy()
         if len(values) not in (1, channels):
-            raise self.refuse(f"its constant of shape {tuple(tensor.shape)} broadcasts the input")
+            raise self.refuse(
+                f"its constant of shape {tuple(tensor.shape)} broadcasts the input; it must have 1 or {channels} "
+                "channels"
+            )
         if not finite(values):
-            raise self.refuse("its constant has NaN or infinity")
+            raise self.refuse("its constant contains NaN or infinity; it must be finite in float32")
         return values
 
     def constant(self, value: Any, what: str) -> Any:
         if isinstance(value, Ref):
-            raise self.refuse(f"its {what} depends on the input; the runtime has fixed ones")
+            raise self.refuse(
+                f"its {what} depends on the input; it must be a parameter or a constant"
+            )
         return value
 
 
@@ -235,7 +251,7 @@ def _refs(values: Any) -> list[Ref]:
 
 
 def _name(target: Any) -> str:
-    """ "conv2d" of aten.conv2d.default."""
+    """ "conv2d" for aten.conv2d.default."""
     schema = getattr(target, "_schema", None)
     return schema.name.split("::")[-1] if schema is not None else str(target)
 

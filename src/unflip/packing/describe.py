@@ -1,7 +1,8 @@
-"""What is in a packed network: shapes, sizes and work, op by op."""
+"""The contents of a packed network: shapes, sizes and work, op by op."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,15 +20,15 @@ class Row:
     op: str
     name: str
     shape: Shape  # of its value
-    weight_bits: int | None  # bits a weight; None where there are none
-    bytes: int  # of the tensors it is the first to use
-    binary_macs: int  # one for each pair of bit planes
+    weight_bits: int | None  # bits per weight; None if there are no weights
+    bytes: int  # of the tensors that it is the first to use
+    binary_macs: int  # counted once per pair of bit planes
     float_macs: int
 
 
 @dataclass(frozen=True)
 class Description:
-    """All ops, what is returned, and the bytes of the same network with float weights."""
+    """All ops, the outputs, and the size of the same network with float weights."""
 
     rows: list[Row]
     outputs: dict[str, Shape]  # by name, in order
@@ -35,7 +36,7 @@ class Description:
 
 
 def describe(packed: Packed) -> Description:
-    """Count a packed network, for one image."""
+    """Describe a packed network, with the work for one image."""
     graph = packed.graph
     shapes = value_shapes(graph)
     seen: set[str] = set()
@@ -58,7 +59,7 @@ def _tensor_names(op: Fields, packed: Packed) -> list[str]:
 
 
 def _work(op: Fields, graph: Fields, packed: Packed, shape: Shape) -> tuple[int | None, int, int]:
-    """(bits a weight, binary MACs, float MACs)."""
+    """(bits per weight, binary MACs, float MACs)."""
     if op["op"] != "conv":
         return None, 0, 0
     macs = prod(shape) * prod(op["shape"][1:])
@@ -72,7 +73,7 @@ def _work(op: Fields, graph: Fields, packed: Packed, shape: Shape) -> tuple[int 
 
 
 def _float_bytes(op: Fields, packed: Packed, new: list[str]) -> int:
-    """The weight as floats, and what stands round it; scales and thresholds would not be there."""
+    """The size with float weights, without the scales and thresholds that only binary networks have."""
     if op["op"] == "quantize":
         return 0
     own = {op.get(key) for key in ("weight", "bits", "scales", "offset")}
@@ -81,7 +82,7 @@ def _float_bytes(op: Fields, packed: Packed, new: list[str]) -> int:
 
 
 def value_shapes(graph: Fields) -> list[Shape]:
-    """C × H × W of every value, the input's first."""
+    """C × H × W of every value; the input is value 0."""
     shapes: list[Shape] = [_triple(graph["input"]["shape"])]
     for op in graph["ops"]:
         shapes.append(_shape(op, [shapes[i] for i in op["inputs"]]))
@@ -89,31 +90,39 @@ def value_shapes(graph: Fields) -> list[Shape]:
 
 
 def _shape(op: Fields, inputs: list[Shape]) -> Shape:
-    c, h, w = inputs[0]
-    kind = op["op"]
-    if kind == "conv":
-        return _conv_shape(op, h, w)
-    if kind in ("max_pool", "avg_pool"):
-        return c, *_pool_size(op, h, w)
-    if kind == "mean":
-        return c, 1, 1
-    if kind == "mean_abs":
-        return (1, 1, 1) if op["over"] == "sample" else (op["groups"], h, w)
-    if kind == "concat":
-        return sum(shape[0] for shape in inputs), h, w
-    if kind == "slice":
-        sizes = zip(op["start"], op["stop"], op["step"], strict=True)
-        return _triple([-(-(stop - start) // step) for start, stop, step in sizes])
-    if kind == "pad":
-        sizes = zip(inputs[0], op["before"], op["after"], strict=True)
-        return _triple([sum(parts) for parts in sizes])
-    if kind == "resize":
-        return _triple([c, *op["size"]])
-    if kind in ("upsample", "pixel_shuffle"):
-        high, wide = op["factor"]
-        shared = high * wide if kind == "pixel_shuffle" else 1
-        return c // shared, h * high, w * wide
-    return (c * h * w, 1, 1) if kind == "flatten" else (c, h, w)
+    return SHAPES[op["op"]](op, inputs)
+
+
+def _same(op: Fields, inputs: list[Shape]) -> Shape:
+    return inputs[0]
+
+
+def _concat(op: Fields, inputs: list[Shape]) -> Shape:
+    return sum(shape[0] for shape in inputs), *inputs[0][1:]
+
+
+def _slice(op: Fields, inputs: list[Shape]) -> Shape:
+    sizes = zip(op["start"], op["stop"], op["step"], strict=True)
+    return _triple([-(-(stop - start) // step) for start, stop, step in sizes])
+
+
+def _pad(op: Fields, inputs: list[Shape]) -> Shape:
+    sizes = zip(inputs[0], op["before"], op["after"], strict=True)
+    return _triple([sum(parts) for parts in sizes])
+
+
+def _upsample(op: Fields, inputs: list[Shape]) -> Shape:
+    (c, h, w), (high, wide) = inputs[0], op["factor"]
+    return c, h * high, w * wide
+
+
+def _pixel_shuffle(op: Fields, inputs: list[Shape]) -> Shape:
+    (c, h, w), (high, wide) = inputs[0], op["factor"]
+    return c // (high * wide), h * high, w * wide
+
+
+def _mean_abs(op: Fields, inputs: list[Shape]) -> Shape:
+    return (1, 1, 1) if op["over"] == "sample" else (op["groups"], *inputs[0][1:])
 
 
 def _triple(sizes: list[int]) -> Shape:
@@ -121,7 +130,8 @@ def _triple(sizes: list[int]) -> Shape:
     return c, h, w
 
 
-def _conv_shape(op: Fields, h: int, w: int) -> Shape:
+def _conv(op: Fields, inputs: list[Shape]) -> Shape:
+    _, h, w = inputs[0]
     filters, _, kh, kw = op["shape"]
     top, left, bottom, right = op["padding"]
     sizes = []
@@ -131,13 +141,37 @@ def _conv_shape(op: Fields, h: int, w: int) -> Shape:
     return filters, sizes[0], sizes[1]
 
 
-def _pool_size(op: Fields, h: int, w: int) -> tuple[int, int]:
+def _pool(op: Fields, inputs: list[Shape]) -> Shape:
+    c, h, w = inputs[0]
     sizes = []
     for size, at in ((h, 0), (w, 1)):
         kernel, stride, padding = (op[key][at] for key in ("kernel", "stride", "padding"))
         room = size + 2 * padding - kernel
         count = (-(-room // stride) if op["ceil"] else room // stride) + 1
         if op["ceil"] and (count - 1) * stride >= size + padding:
-            count -= 1  # the last window would start in the padding on the right
+            count -= 1  # the last window would start in the padding at the end
         sizes.append(count)
-    return sizes[0], sizes[1]
+    return c, sizes[0], sizes[1]
+
+
+SHAPES: dict[str, Callable[[Fields, list[Shape]], Shape]] = {
+    "quantize": _same,
+    "conv": _conv,
+    "map": _same,
+    "max_pool": _pool,
+    "avg_pool": _pool,
+    "mean": lambda op, inputs: (inputs[0][0], 1, 1),
+    "mean_abs": _mean_abs,
+    "concat": _concat,
+    "slice": _slice,
+    "pad": _pad,
+    "flatten": lambda op, inputs: (prod(inputs[0]), 1, 1),
+    "softmax": _same,
+    "log_softmax": _same,
+    "curve": _same,
+    "normalize": _same,
+    "upsample": _upsample,
+    "pixel_shuffle": _pixel_shuffle,
+    "channel_shuffle": _same,
+    "resize": lambda op, inputs: _triple([inputs[0][0], *op["size"]]),
+}

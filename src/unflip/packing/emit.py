@@ -1,4 +1,4 @@
-"""From the graph to the file's content: JSON and named tensors."""
+"""Converts the graph to the file's content: JSON and named tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_OPS, LARGEST_SIZE, MOST_ELEMENTS = 100_000, 65_536, 2**28
 def emit(
     graph: Graph, structure: Structure, shape: Shape, preprocess: Any, labels: list[str] | None
 ) -> Packed:
-    """The packed network; tensors with one content are stored once."""
+    """The packed network. Tensors with equal content are stored once."""
     _check_limits(graph)
     store = _Store()
     ops = []
@@ -50,26 +50,26 @@ def _returned(graph: Graph, structure: Structure) -> Fields:
 
 
 def _check_limits(graph: Graph) -> None:
-    """What a reader would refuse is not written."""
+    """Refuse what a reader would refuse."""
     if len(graph.ops) > MOST_OPS:
         raise CannotPack(f"the network has {len(graph.ops):,} ops; a file has at most {MOST_OPS:,}")
     for op in graph.ops:
         if max(op.shape) > LARGEST_SIZE or prod(op.shape) > MOST_ELEMENTS:
             raise CannotPack(
-                f"{op.kind} {op.name!r} makes {' × '.join(map(str, op.shape))}; a size is at most {LARGEST_SIZE:,}, "
-                f"and a value has at most {MOST_ELEMENTS:,} elements"
+                f"the result of {op.kind} {op.name!r} is {' × '.join(map(str, op.shape))}; each size must be at most "
+                f"{LARGEST_SIZE:,}, and the number of elements at most {MOST_ELEMENTS:,}"
             )
 
 
 class _Store:
-    """The tensors so far."""
+    """The tensors of the file."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Array] = {}
         self.known: dict[Any, str] = {}
 
     def named(self, fields: Fields, prefix: str, op: str) -> Fields:
-        """The fields with a tensor's name in place of each array."""
+        """The fields with each array replaced by the name of its tensor."""
         return {
             key: self.add(value, f"{prefix}.{key}", op) if isinstance(value, np.ndarray) else value
             for key, value in fields.items()
@@ -79,7 +79,9 @@ class _Store:
         if array.dtype != np.uint8:
             array = array.astype("<f4")
             if not np.isfinite(array).all():
-                raise CannotPack(f"{name.rpartition('.')[2]} of {op!r} has NaN or infinity")
+                raise CannotPack(
+                    f"{name.rpartition('.')[2]} of {op!r} contains NaN or infinity; check how the network was trained"
+                )
         key = array_key(array)
         if key not in self.known:
             self.known[key] = name

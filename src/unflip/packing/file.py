@@ -1,6 +1,6 @@
-"""The ``.unflip`` file: a safetensors file with the graph in its metadata and a SHA-256 over all of it.
+"""The ``.unflip`` file: a safetensors file with the graph and a SHA-256 of the file in its metadata.
 
-The format is described in ``docs/format.md``. numpy alone is needed here, not torch.
+``docs/format.md`` describes the format. This module needs numpy, not torch.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from safetensors.numpy import load as load_tensors
 VERSION = "1"
 NO_HASH = b"0" * 64
 DTYPES = {"<f4": "F32", "|u1": "U8"}
-ONE_OUTPUT = "output"  # the name of what a model returns that returns one tensor
+ONE_OUTPUT = "output"  # the name of the output if a model returns a single tensor
 MOST_HEADER = 100_000_000  # safetensors' own limit
-# What to do. native/src/safetensors.cpp says the same of the same files.
+# What the user can do. native/src/safetensors.cpp has the same messages for the same files.
 MAKE = "; make a packed network with 'unflip pack'"
-AGAIN = "; copy it again, or make it anew with 'unflip pack'"
+AGAIN = "; copy it again, or pack the network again with 'unflip pack'"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class PackedFileError(ValueError):
-    """A file that is no packed network, or a broken one; the message says what is wrong with it."""
+    """A file that is not a packed network, or is damaged. The message says what is wrong."""
 
 
 class Packed(NamedTuple):
-    """A packed network: the graph (see docs/format.md) and the tensors it names."""
+    """A packed network: the graph (see docs/format.md) and its tensors by name."""
 
     graph: dict[str, Any]
     tensors: dict[str, Array]
@@ -46,9 +46,9 @@ class Output(NamedTuple):
 
 
 def outputs_of(graph: dict[str, Any]) -> list[Output]:
-    """What a network returns, in order; a file that contradicts itself here is refused as the native loader does."""
+    """The outputs of a network, in order. Invalid outputs are refused, as in the native loader."""
     if ("output" in graph) == ("outputs" in graph):
-        raise PackedFileError("its graph must have 'output' or 'outputs', and not both")
+        raise PackedFileError("its graph must have either 'output' or 'outputs'")
     try:
         parts = graph.get("outputs", [{"name": ONE_OUTPUT, "value": graph.get("output")}])
         found = [Output(part["name"], part["value"]) for part in parts]
@@ -64,7 +64,7 @@ def outputs_of(graph: dict[str, Any]) -> list[Output]:
 
 
 def write(path: str | os.PathLike[str], packed: Packed) -> int:
-    """Write the file, whole or not at all; returns its size in bytes."""
+    """Write the file atomically and return its size in bytes."""
     data = to_bytes(packed)
     beside = Path(path).with_name(Path(path).name + ".part")
     beside.write_bytes(data)
@@ -75,14 +75,14 @@ def write(path: str | os.PathLike[str], packed: Packed) -> int:
 def to_bytes(packed: Packed) -> bytes:
     """The file's content.
 
-    The header is written here and not by safetensors, whose order of keys changes from run to run: one
-    network should be one file, byte for byte.
+    The header is not written by safetensors, because its order of keys changes from run to run. The same
+    network always gives the same bytes.
     """
     graph = json.dumps(packed.graph, separators=(",", ":"), allow_nan=False)
     metadata = {"format": "unflip", "version": VERSION, "sha256": NO_HASH.decode(), "graph": graph}
     header: dict[str, Any] = {"__metadata__": metadata}
     parts, at = [], 0
-    # Floats first, so that bytes of bits leave none of them unaligned.
+    # Floats come first, so that they are aligned.
     for name, tensor in sorted(
         packed.tensors.items(), key=lambda item: (-item[1].itemsize, item[0])
     ):
@@ -98,7 +98,7 @@ def to_bytes(packed: Packed) -> bytes:
 
 
 def read(path: str | os.PathLike[str]) -> Packed:
-    """Read and verify a file."""
+    """Read a file and verify its checksum."""
     data = Path(path).read_bytes()
     try:
         return from_bytes(data)
@@ -107,12 +107,12 @@ def read(path: str | os.PathLike[str]) -> Packed:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """The checksum a file carries; :func:`read` verifies it."""
+    """The checksum stored in a file; :func:`read` verifies it."""
     return _metadata(Path(path).read_bytes())["sha256"]
 
 
 def from_bytes(data: bytes) -> Packed:
-    """The inverse of :func:`to_bytes`. The native loader checks far more: shapes, fields, values."""
+    """The inverse of :func:`to_bytes`. The native loader checks more: shapes, fields, values."""
     metadata = _metadata(data)
     found = metadata.get("sha256", "")
     blank = _with_hash(data, NO_HASH, found.encode())
@@ -128,8 +128,8 @@ def _metadata(data: bytes) -> dict[str, str]:
         raise PackedFileError(f"a safetensors file, but not a packed network{MAKE}")
     if metadata.get("version") != VERSION:
         raise PackedFileError(
-            f"its format version is {metadata.get('version')!r}; this unflip reads {VERSION!r}: install one that reads "
-            "it, or pack the network anew"
+            f"its format version is {metadata.get('version')!r}, but this unflip reads version {VERSION!r}; "
+            "install an unflip that reads it, or pack the network again"
         )
     try:
         end = max((v["data_offsets"][1] for v in header.values() if v is not metadata), default=0)
@@ -146,7 +146,7 @@ def _metadata(data: bytes) -> dict[str, str]:
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    """A safetensors file's header, and the number of bytes behind it."""
+    """A safetensors file's header, and the number of bytes after it."""
     if not data:
         raise PackedFileError(f"the file is empty{AGAIN}")
     length, there = int.from_bytes(data[:8], "little"), len(data) - 8
@@ -164,7 +164,7 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _instead(data: bytes) -> str:
-    """What people are most likely to have named .unflip."""
+    """The kind of file, if it is one that is likely to be given by mistake."""
     if data[:2] == b"PK":
         return " but a zip file (torch.save writes one)"
     if data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"):
@@ -177,7 +177,7 @@ def _bytes(count: int) -> str:
 
 
 def _with_hash(data: bytes, new: bytes, old: bytes) -> bytes:
-    """Put ``new`` in place of the digits ``old``, which stand once in the header."""
+    """Replace the digits ``old``, which occur once in the header, by ``new``."""
     quoted = b'"sha256":"' + old + b'"'
     end = 8 + int.from_bytes(data[:8], "little")
     if len(old) != 64 or data[:end].count(quoted) != 1:

@@ -1,7 +1,7 @@
-"""The graph while it is being made: ops with tensors in them, and the passes that make it small.
+"""The graph before it is written: ops with arrays, and the passes that simplify it.
 
-Values are numbered as in the file: 0 is the input, the op at position i makes value i + 1. While tracing, every
-element-wise operation is a ``map`` of its own; :func:`simplified` moves them into the convolutions before them.
+Values are numbered as in the file: 0 is the input, the op at position i gives value i + 1. While tracing, every
+element-wise operation is a separate ``map``. :func:`simplified` moves maps into the convolutions before them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Fields = dict[str, Any]  # plain values, and arrays that become tensors of the f
 
 
 class CannotPack(ValueError):
-    """A network, or a part of one, that the file format has no form for; the message says which and why."""
+    """A network, or a part of it, that the file format does not support. The message says which part and why."""
 
 
 @dataclass
 class Op:
-    """One operation. A step is {"step": kind, ...}, as in the file, with arrays in place of tensor names."""
+    """One operation. A step is {"step": kind, ...}, as in the file, with arrays instead of tensor names."""
 
     kind: str
     name: str
@@ -33,7 +33,7 @@ class Op:
     fields: Fields = field(default_factory=dict)
     steps: list[Fields] = field(default_factory=list)
     shape: Shape = (0, 0, 0)
-    value: Any = None  # what torch has for this value on the example; None: nothing of its own
+    value: Any = None  # torch's tensor for this value on the example, or None if it has none
 
     def uses(self) -> list[int]:
         """The values it reads."""
@@ -46,14 +46,14 @@ class Op:
 
 @dataclass
 class Graph:
-    """Ops in order, and which values are the outputs: any, and one may be there twice."""
+    """Ops in order, and the outputs: any values, possibly with duplicates."""
 
     ops: list[Op]
     outputs: list[int]
 
 
 def finite(*arrays: Array) -> bool:
-    """Whether all numbers are there in float32 too."""
+    """Whether all numbers are finite in float32."""
     with np.errstate(over="ignore"):
         return all(bool(np.isfinite(a.astype(np.float32)).all()) for a in arrays)
 
@@ -103,7 +103,7 @@ def simplified(graph: Graph) -> Graph:
 
 
 def _once(graph: Graph) -> Graph:
-    """Equal ops on equal values are one: two convolutions of one input share its quantizer."""
+    """Merge equal ops on equal values: two convolutions of one input share its quantizer."""
     new, seen, ops = {0: 0}, dict[Any, int](), list[Op]()
     for number, op in enumerate(graph.ops, 1):
         op = op.renumbered(new)
@@ -116,7 +116,7 @@ def _once(graph: Graph) -> Graph:
 
 
 def _content(value: Any) -> Any:
-    """Something hashable that is equal where the content is."""
+    """A hashable value that is equal if the content is equal."""
     if isinstance(value, dict):
         return tuple((k, _content(v)) for k, v in sorted(value.items()))
     if isinstance(value, list | tuple):
@@ -127,27 +127,27 @@ def _content(value: Any) -> Any:
 
 
 def array_key(array: Array) -> tuple[Any, ...]:
-    """Equal for arrays of one content; far smaller than the content."""
+    """A small key that is equal for arrays of equal content."""
     digest = hashlib.sha256(np.ascontiguousarray(array).data).digest() if array.size else b""
     return array.shape, array.dtype.str, digest
 
 
-_A_CHANNEL = ("affine", "prelu", "clamp")  # steps that do not ask which pixel they are for
+_PER_CHANNEL = ("affine", "prelu", "clamp")  # steps that are the same for all pixels
 
 
 def _lifted(graph: Graph) -> Graph:
-    """Steps behind a convolution's pixel_shuffle go before it, where the convolution can do them."""
+    """Move steps after a convolution's pixel_shuffle before it, where the convolution can do them."""
     graph = _reachable(graph)
     users, ops = _users(graph), list(graph.ops)
     for number, op in enumerate(ops, 1):
         path = _path_up(number, ops, users)
-        if op.kind != "map" or not path or any(s["step"] not in _A_CHANNEL for s in op.steps):
+        if op.kind != "map" or not path or any(s["step"] not in _PER_CHANNEL for s in op.steps):
             continue
         base = ops[path[0] - 1].inputs[0]
         phases = ops[base - 1].shape[0] // op.shape[0]
         steps = [{k: _repeated(v, phases) for k, v in step.items()} for step in op.steps]
         lifted = Op("map", op.name, [base], {}, steps, ops[base - 1].shape)
-        # Only these read each other: every one moves down a place, and the map takes the first.
+        # Nothing else reads these ops: each moves down one position, and the map takes the first.
         moved = [replace(ops[place - 1], value=None) for place in path]
         moved[-1].value = op.value
         for place, mover, read in zip([*path[1:], number], moved, path, strict=True):
@@ -157,7 +157,7 @@ def _lifted(graph: Graph) -> Graph:
 
 
 def _path_up(number: int, ops: list[Op], users: dict[int, int]) -> list[int]:
-    """What only moves pixels between a conv or map and this map: a pixel_shuffle, and perhaps a slice of its pixels."""
+    """The ops between a conv or map and this map, if they only move pixels: pixel_shuffle, then possibly slice."""
     path: list[int] = []
     op = ops[number - 1]
     while op.inputs and op.inputs[0] and users[op.inputs[0]] == 1:
@@ -175,12 +175,12 @@ def _path_up(number: int, ops: list[Op], users: dict[int, int]) -> list[int]:
 
 
 def _repeated(value: Any, times: int) -> Any:
-    """One number a channel of what a shuffle makes, for the channels it makes them of."""
+    """Repeat numbers per output channel of a shuffle for its input channels."""
     return np.repeat(value, times) if isinstance(value, np.ndarray) and value.size > 1 else value
 
 
 def _fused(graph: Graph) -> Graph:
-    """Steps of a map go into the conv or map before it where nothing else reads what is between."""
+    """Move the steps of a map into the conv or map before it, if nothing else reads the value between."""
     graph = _reachable(graph)
     users = _users(graph)
     new: dict[int, int] = {0: 0}
@@ -192,7 +192,9 @@ def _fused(graph: Graph) -> Graph:
         target = ops[op.inputs[0] - 1] if op.inputs and op.inputs[0] else None
         if op.kind == "map" and target is not None and _can_take_steps(base, graph, users):
             target = replace(target, steps=target.steps + op.steps, shape=op.shape, value=op.value)
-            ops[op.inputs[0] - 1] = None  # where it stood; what it adds may come later than that
+            ops[op.inputs[0] - 1] = (
+                None  # its old position; a value that it adds may come after that
+            )
             ops.append(target)
         else:
             ops.append(op)
@@ -202,7 +204,7 @@ def _fused(graph: Graph) -> Graph:
 
 
 def _users(graph: Graph) -> dict[int, int]:
-    """value -> how many times it is read; being an output counts."""
+    """value -> the number of times it is read; an output counts as a read."""
     counts = dict.fromkeys(range(len(graph.ops) + 1), 0)
     for value in graph.outputs:
         counts[value] += 1
@@ -217,7 +219,7 @@ def _can_take_steps(value: int, graph: Graph, users: dict[int, int]) -> bool:
 
 
 def _best_base(op: Op, graph: Graph, users: dict[int, int]) -> Op:
-    """a + b and a · b of one shape may be steps of either; a convolution nobody else reads is the better place."""
+    """a + b and a · b of equal shapes may be steps of either operand. Prefer a conv that nothing else reads."""
     if op.kind != "map" or len(op.steps) != 1 or op.steps[0]["step"] not in ("add", "mul"):
         return op
     a, b = op.inputs[0], op.steps[0]["value"]
@@ -246,7 +248,7 @@ def _shape(value: int, graph: Graph) -> Shape | None:
 
 
 def _reachable(graph: Graph) -> Graph:
-    """Without the ops whose values nothing reads."""
+    """Remove ops whose values nothing reads."""
     needed, stack = set[int](), list(graph.outputs)
     while stack:
         value = stack.pop()
@@ -257,7 +259,7 @@ def _reachable(graph: Graph) -> Graph:
 
 
 def _ordered(graph: Graph) -> Graph:
-    """Every op after those it reads, and as late as that allows: values live short lives."""
+    """Order ops so that values are computed as late as possible, to keep their lifetimes short."""
     order, state = list[int](), dict[int, bool]()
     stack = graph.outputs[::-1]
     while stack:
@@ -269,7 +271,7 @@ def _ordered(graph: Graph) -> Graph:
             order.append(stack.pop())
         else:
             state[value] = False
-            # what steps read first, so that a shortcut is there before the convolution it is added to
+            # values read by steps come first: a shortcut is computed before the conv it is added to
             stack += [v for v in graph.ops[value - 1].uses() if not state.get(v)]
     return _renumbered(graph, order)
 
@@ -293,7 +295,7 @@ def _without_empty_maps(graph: Graph) -> Graph:
 
 
 def merged(steps: list[Fields]) -> list[Fields]:
-    """Neighbours of one kind as one step; steps that do nothing vanish."""
+    """Merge adjacent steps of the same kind and remove steps that do nothing."""
     result: list[Fields] = []
     for step in steps:
         joined = _joined(result[-1], step) if result else None
@@ -314,7 +316,7 @@ def _joined(first: Fields, second: Fields) -> Fields | None:
 
 
 def _joined_affine(first: Fields, second: Fields) -> Fields | None:
-    """(x·a + b)·c + d = x·(a·c) + (b·c + d), in float64 until :func:`_tidied` rounds; apart where that overflows."""
+    """(x·a + b)·c + d = x·(a·c) + (b·c + d), in float64. None if that overflows float32."""
     one, zero = np.ones(1), np.zeros(1)
     a, b = first.get("scale", one), first.get("shift", zero)
     c, d = second.get("scale", one), second.get("shift", zero)
@@ -325,7 +327,7 @@ def _joined_affine(first: Fields, second: Fields) -> Fields | None:
 
 
 def _joined_clamp(first: Fields, second: Fields) -> Fields:
-    """min(max(x, low), high) twice over; the second one has the last word."""
+    """min(max(x, low), high) twice; the second one takes precedence."""
 
     def limited(bound: float | None) -> float | None:
         if bound is None:
@@ -339,7 +341,7 @@ def _joined_clamp(first: Fields, second: Fields) -> Fields:
 
 
 def _tidied(step: Fields) -> Fields | None:
-    """In float32, one number where all channels have the same, and None for what does nothing."""
+    """Convert to float32, with one number if all channels are equal. None if the step does nothing."""
     step = {k: _compact(v) if isinstance(v, np.ndarray) else v for k, v in step.items()}
     if step["step"] == "affine":
         if (step.get("scale", 1) == np.float32(1)).all():

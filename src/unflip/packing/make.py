@@ -1,4 +1,4 @@
-"""All the steps from a model to what is in the file."""
+"""All steps from a model to a packed network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make(
     labels: Sequence[str] | None,
     preprocess: Mapping[str, Sequence[float]] | None,
 ) -> Packed:
-    """Freeze, trace, convert, simplify; then compare what was made with the model."""
+    """Freeze, trace, convert and simplify the model, then compare the result with the model."""
     example = _batch(example_input)
     shape = _input_shape(example)
     frozen = _deployable(model)
@@ -38,8 +38,8 @@ def make(
     graph, structure, outputs = Converter(traced, example, HANDLERS).convert()
     if structure != expected or not _same(outputs, expected.parts(answer)):
         raise CannotPack(
-            "the traced model answers differently from the model itself: does its forward pass depend on the values "
-            "it sees, or do hooks change them?"
+            "the traced model and the model itself give different outputs; the forward pass must not depend on the "
+            "values of its input, and hooks must not change values"
         )
     graph = simplified(graph)
     _refuse_input(graph, structure)
@@ -52,12 +52,12 @@ def make(
         return _content(_deployable(model), batch) == _content(_deployable(model), example)
 
     refuse_dependence(_deployable(model), example, answer, traces_alike)
-    warn_idle(traced.idle(), "the packed network is without them")
+    warn_idle(traced.idle(), "the packed network does not contain them")
     return packed
 
 
 def _content(frozen: nn.Module, batch: Tensor) -> bytes | None:
-    """The packed network as bytes; None where this batch cannot be packed."""
+    """The packed network as bytes, or None if this batch cannot be packed."""
     try:
         graph, structure, _ = Converter(trace(frozen, batch), batch, HANDLERS).convert()
         return to_bytes(emit(simplified(graph), structure, _input_shape(batch), None, None))
@@ -74,17 +74,17 @@ def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
 
 def _refuse_input(graph: Graph, structure: Structure) -> None:
     if structure.kind == "tensor" and graph.outputs == [0]:
-        raise CannotPack("the model returns its input: there is nothing to pack")
+        raise CannotPack("the model returns its input, so there is nothing to pack")
     for place, value in zip(structure.places, graph.outputs, strict=True):
         if value == 0:
-            raise CannotPack(f"the model's {place} is its input: leave it out, its caller has it")
+            raise CannotPack(f"the model's {place} is its input; remove it from the outputs")
 
 
 def _answer(model: nn.Module, example: Tensor) -> Any:
     try:
         with torch.no_grad():
             return model(example)
-    except (RuntimeError, TypeError) as error:  # TypeError: a second input, say
+    except (RuntimeError, TypeError) as error:  # TypeError: for example a second input
         raise CannotPack(
             f"the model cannot run on example_input of shape {tuple(example.shape)}: {error}"
         ) from error
@@ -104,15 +104,15 @@ def _deployable(model: nn.Module) -> nn.Module:
 
 
 def _batch(example: Tensor) -> Tensor:
-    """Two images: with one, a batch could not be told from a dimension of size 1."""
+    """Two images: with one, the batch dim could not be distinguished from a dim of size 1."""
     if not isinstance(example, Tensor) or example.dim() not in (2, 4) or example.numel() == 0:
         found = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise CannotPack(
-            f"example_input should be a batch (N, C, H, W) or (N, F) of floats, not {found}"
+            f"example_input must be a batch (N, C, H, W) or (N, F) of floats, not {found}"
         )
     example = example.detach().cpu().to(torch.float32)
     if not torch.isfinite(example).all():
-        raise CannotPack("example_input has NaN or infinity")
+        raise CannotPack("example_input contains NaN or infinity; give a batch of real inputs")
     return example[:2] if len(example) > 1 else torch.cat([example, example.flip(-1)])
 
 
@@ -122,7 +122,7 @@ def _input_shape(example: Tensor) -> Shape:
 
 
 def _checked_labels(labels: Sequence[str] | None, outputs: list[Tensor]) -> list[str] | None:
-    """An image's labels are those of its pixels. Of several outputs they belong to every one with as many channels."""
+    """The labels as text. Some output must have as many channels as there are labels."""
     if labels is None:
         return None
     names = [str(label) for label in labels]
@@ -131,9 +131,13 @@ def _checked_labels(labels: Sequence[str] | None, outputs: list[Tensor]) -> list
         return names
     if len(outputs) > 1:
         found = ", ".join(map(str, channels))
-        raise CannotPack(f"{len(names)} labels for a network whose outputs have {found} channels")
+        raise CannotPack(
+            f"{len(names)} labels for a network whose outputs have {found} channels; give as many as one has"
+        )
     what = "outputs" if outputs[0][0].numel() == channels[0] else "output channels"
-    raise CannotPack(f"{len(names)} labels for a network with {channels[0]} {what}")
+    raise CannotPack(
+        f"{len(names)} labels for a network with {channels[0]} {what}; give one label per output channel"
+    )
 
 
 def _checked_preprocess(
@@ -142,22 +146,20 @@ def _checked_preprocess(
     if preprocess is None:
         return None
     if not isinstance(preprocess, Mapping) or set(preprocess) != {"mean", "std"}:
-        raise CannotPack(
-            f"preprocess={preprocess!r} should have 'mean' and 'std', and nothing else"
-        )
-    plain = {key: _a_channel(key, preprocess[key], channels) for key in ("mean", "std")}
+        raise CannotPack(f"preprocess={preprocess!r} must be a dict with exactly 'mean' and 'std'")
+    plain = {key: _per_channel(key, preprocess[key], channels) for key in ("mean", "std")}
     if not all(v > 0 for v in plain["std"]):
-        raise CannotPack(f"preprocess: std={plain['std']} should be positive")
+        raise CannotPack(f"preprocess: std={plain['std']} must be positive")
     return plain
 
 
-def _a_channel(key: str, given: Any, channels: int) -> list[float]:
+def _per_channel(key: str, given: Any, channels: int) -> list[float]:
     try:
         values = [float(v) for v in given]
-    except (TypeError, ValueError):  # one number for all channels, say
+    except (TypeError, ValueError):  # for example one number for all channels
         values = []
     if len(values) != channels or not all(abs(v) < float("inf") for v in values):
         raise CannotPack(
-            f"preprocess: {key}={values or given!r} should be {channels} numbers, one a channel"
+            f"preprocess: {key}={values or given!r} must be {channels} finite numbers, one per channel"
         )
     return values

@@ -1,6 +1,6 @@
-"""What a model returns: a tensor, or a flat tuple, list or dict of tensors.
+"""The outputs of a model: a tensor, or a flat tuple, list or dict of tensors.
 
-A list comes back from a packed network as a tuple, and so does a namedtuple, whose fields are its outputs' names.
+A packed network returns a tuple for a list or namedtuple. The fields of a namedtuple are the names of the outputs.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from unflip.packing.file import ONE_OUTPUT
 from unflip.packing.ir import CannotPack
 
 LONGEST_NAME, MOST_OUTPUTS = 4096, 4096
-FLAT = "a packed network returns a tensor, or one flat tuple, list or dict of tensors"
+FLAT = "a packed network can return a tensor, or one flat tuple, list or dict of tensors"
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The kind of container, and what its parts are called."""
+    """The kind of container and the names of its parts."""
 
     kind: str  # "tensor", "tuple" or "dict"
     names: tuple[str, ...]
     places: tuple[str, ...]  # for messages: "outputs['boxes']", "outputs[1]"
 
     def parts(self, answer: Any) -> list[Any]:
-        """What is in a container of this structure, in the order of the names."""
+        """The parts of a container of this structure, in the order of the names."""
         if self.kind == "tensor":
             return [answer]
         return list(answer.values() if self.kind == "dict" else answer)
@@ -38,7 +38,7 @@ def is_tensor(part: Any) -> bool:
 
 
 def structure_of(answer: Any, is_output: Callable[[Any], bool]) -> Structure:
-    """``is_output`` says what an output is: a tensor, or whatever stands for one."""
+    """``is_output`` decides whether a part is an output: a tensor, or an object that stands for one."""
     if is_output(answer):
         return Structure("tensor", (ONE_OUTPUT,), (ONE_OUTPUT,))
     items = _items(answer)
@@ -46,7 +46,7 @@ def structure_of(answer: Any, is_output: Callable[[Any], bool]) -> Structure:
         raise CannotPack(f"the model returns {_what(answer)}; {FLAT}")
     if not 1 <= len(items) <= MOST_OUTPUTS:
         raise CannotPack(
-            f"the model returns a {type(answer).__name__} of {len(items):,}; outputs are 1 .. {MOST_OUTPUTS:,}"
+            f"the model returns a {type(answer).__name__} of {len(items):,}; it must have 1 .. {MOST_OUTPUTS:,} outputs"
         )
     for _, place, part in items:
         if not is_output(part):
@@ -57,7 +57,7 @@ def structure_of(answer: Any, is_output: Callable[[Any], bool]) -> Structure:
 
 
 def _items(answer: Any, place: str = "outputs") -> list[tuple[Any, str, Any]] | None:
-    """(name, place, part) of each part of a container; None for what is none."""
+    """(name, place, part) of each part of a container, or None if it is not a container."""
     if isinstance(answer, dict):
         return [(key, f"{place}[{key!r}]", part) for key, part in answer.items()]
     fields = getattr(answer, "_fields", None)
@@ -71,12 +71,12 @@ def _items(answer: Any, place: str = "outputs") -> list[tuple[Any, str, Any]] | 
 def _refusal(place: str, part: Any) -> CannotPack:
     items = _items(part, place)
     if items is None:
-        return CannotPack(f"the model's {place} is {_what(part)}; {FLAT}: leave it out")
-    while items:  # down to a tensor, or whatever there is
+        return CannotPack(f"the model's {place} is {_what(part)}; {FLAT}: remove it")
+    while items:  # down to the first part that is not a container
         _, place, part = items[0]
         items = _items(part, place)
     return CannotPack(
-        f"the model's {place} is nested; {FLAT}: return it beside the others, under a name of its own"
+        f"the model's {place} is nested; {FLAT}: return it next to the others, with its own name"
     )
 
 
@@ -85,14 +85,14 @@ def _what(answer: Any) -> str:
 
 
 def _checked(name: Any, place: str) -> str:
-    """A name has to be text that C and ONNX can hold."""
+    """A name that C and ONNX can store."""
     if not isinstance(name, str):
         raise CannotPack(
-            f"the model's {place} has a key of type {type(name).__name__}: a name is a string"
+            f"the model's {place} has a key of type {type(name).__name__}; the key must be a string"
         )
     size = len(name.encode("utf-8", "surrogatepass"))
     if not 1 <= size <= LONGEST_NAME or any(c == "\0" or "\ud800" <= c <= "\udfff" for c in name):
         raise CannotPack(
-            f"the name of the model's {place[:100]} should be 1 .. {LONGEST_NAME:,} bytes of UTF-8 without a NUL"
+            f"the name of the model's {place[:100]} must be 1 .. {LONGEST_NAME:,} bytes of UTF-8 without a NUL"
         )
     return name

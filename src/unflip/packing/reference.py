@@ -1,6 +1,6 @@
-"""Runs a packed network plainly, op by op as docs/format.md has them: what fast runtimes are compared with.
+"""A plain implementation of every op of docs/format.md, which faster runtimes are compared with.
 
-Values are float32. Sums of convolutions and means are taken in float64 and rounded once.
+Values are float32. Sums of convolutions and means are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -17,25 +17,45 @@ from unflip.packing.file import Array, Packed, outputs_of
 
 Fields = dict[str, Any]
 
+Handler = Callable[[Fields, "_Tensors", list[Tensor], list[Tensor]], Tensor]
+OPS: dict[str, Handler] = {}
+
+
+def _op(function: Handler) -> Handler:
+    """Decorator: implements the op of the function's name (without an underscore at its end)."""
+    OPS[function.__name__.rstrip("_")] = function
+    return function
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "elu": F.elu,
+    "mish": F.mish,
+}
+
 
 def evaluate(packed: Packed, x: Tensor) -> Tensor:
-    """The one output of a network, N × C × H × W, for a batch of inputs (vectors may be N × F)."""
+    """The output of a network with one output, N × C × H × W, for a batch of inputs (vectors may be N × F)."""
     found = evaluate_outputs(packed, x)
     if len(found) != 1:
         raise ValueError(
-            f"the network has {len(found)} outputs ({', '.join(found)}): call evaluate_outputs"
+            f"the network has {len(found)} outputs ({', '.join(found)}); call evaluate_outputs"
         )
     return next(iter(found.values()))
 
 
 def evaluate_outputs(packed: Packed, x: Tensor) -> dict[str, Tensor]:
-    """Every output by its name; the only one of a model that returned a tensor is "output"."""
+    """All outputs by name. The output of a model that returned a single tensor is named "output"."""
     values = evaluate_all(packed, x)
     return {name: values[value] for name, value in outputs_of(packed.graph)}
 
 
 def evaluate_all(packed: Packed, x: Tensor) -> list[Tensor]:
-    """Every value of the graph; a code is the float value it stands for."""
+    """Every value of the graph. A code is given as the float value it represents."""
     values = [x.to(torch.float32).reshape(len(x), *packed.graph["input"]["shape"])]
     for op in packed.graph["ops"]:
         values.append(run_op(op, packed.tensors, values))
@@ -43,13 +63,13 @@ def evaluate_all(packed: Packed, x: Tensor) -> list[Tensor]:
 
 
 def run_op(op: Fields, tensors: dict[str, Array], values: list[Tensor]) -> Tensor:
-    """One op's value, given those before it."""
+    """The value of one op, given the values before it."""
     inputs = [values[i] for i in op["inputs"]]
-    return _OPS[op["op"]](op, _Tensors(tensors), inputs, values)
+    return OPS[op["op"]](op, _Tensors(tensors), inputs, values)
 
 
 class _Tensors:
-    """The file's tensors as torch's."""
+    """The file's tensors as torch tensors."""
 
     def __init__(self, arrays: dict[str, Array]) -> None:
         self.arrays = arrays
@@ -62,8 +82,9 @@ def _channels(vector: Tensor) -> Tensor:
     return vector.view(1, -1, 1, 1)
 
 
+@_op
 def quantize(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Counts or collects the steps reached, then weighs the bit planes."""
+    """Count or collect the steps that are reached, then add the scaled bit planes."""
     x = inputs[0]
     reached = []
     for threshold, strict in zip(tensors[op["thresholds"]], op["strict"], strict=True):
@@ -82,7 +103,7 @@ def quantize(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[T
 
 
 def conv_weight(op: Fields, tensors: dict[str, Array]) -> Tensor:
-    """The weight of a conv op, written out in float64."""
+    """The weight of a conv op, in float64."""
     own = _Tensors(tensors)
     if "weight" in op:
         return own[op["weight"]].double()
@@ -96,6 +117,7 @@ def conv_weight(op: Fields, tensors: dict[str, Array]) -> Tensor:
     return weight
 
 
+@_op
 def conv(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     top, left, bottom, right = op["padding"]
     x = F.pad(inputs[0].double(), (left, right, top, bottom))
@@ -104,12 +126,13 @@ def conv(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tenso
     return apply_steps(op["steps"], tensors, y.to(torch.float32), values)
 
 
-def map_steps(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+@_op
+def map_(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     return apply_steps(op["steps"], tensors, inputs[0], values)
 
 
 def apply_steps(steps: list[Fields], tensors: _Tensors, x: Tensor, values: list[Tensor]) -> Tensor:
-    """Each step in float32."""
+    """Apply the steps in order, each in float32."""
     for step in steps:
         kind = step["step"]
         if kind == "affine":
@@ -128,14 +151,16 @@ def apply_steps(steps: list[Fields], tensors: _Tensors, x: Tensor, values: list[
 
 
 def _spread(factor: Tensor, channels: int) -> Tensor:
-    """Channel k of a factor goes with the k-th run of channels."""
+    """Repeat channel k of a factor for the k-th group of channels."""
     return factor.repeat_interleave(channels // factor.shape[1], 1)
 
 
+@_op
 def max_pool(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     return F.max_pool2d(inputs[0], op["kernel"], op["stride"], op["padding"], ceil_mode=op["ceil"])
 
 
+@_op
 def avg_pool(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     y = F.avg_pool2d(
         inputs[0].double(),
@@ -148,64 +173,77 @@ def avg_pool(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[T
     return y.to(torch.float32)
 
 
+@_op
 def mean(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     return inputs[0].double().mean((2, 3), keepdim=True).to(torch.float32)
 
 
+@_op
 def mean_abs(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
-    size = inputs[0].double().abs()
+    absolute = inputs[0].double().abs()
     if op["over"] == "sample":
-        return size.mean((1, 2, 3), keepdim=True).to(torch.float32)
-    return size.unflatten(1, (op["groups"], -1)).mean(2).to(torch.float32)
+        return absolute.mean((1, 2, 3), keepdim=True).to(torch.float32)
+    return absolute.unflatten(1, (op["groups"], -1)).mean(2).to(torch.float32)
 
 
+@_op
 def concat(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     return torch.cat(inputs, 1)
 
 
+@_op
 def slice_(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     c, h, w = map(slice, op["start"], op["stop"], op["step"])
     return inputs[0][:, c, h, w]
 
 
+@_op
 def pad(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     (c0, h0, w0), (c1, h1, w1) = op["before"], op["after"]
     return F.pad(inputs[0], (w0, w1, h0, h1, c0, c1))
 
 
+@_op
 def flatten(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     return inputs[0].flatten(1)[:, :, None, None]
 
 
+@_op
 def softmax(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     return inputs[0].double().softmax(1).to(torch.float32)
 
 
+@_op
 def log_softmax(
     op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]
 ) -> Tensor:
     return inputs[0].double().log_softmax(1).to(torch.float32)
 
 
+@_op
 def curve(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
-    return _CURVES[op["function"]](inputs[0].double()).to(torch.float32)
+    return ACTIVATIONS[op["function"]](inputs[0].double()).to(torch.float32)
 
 
+@_op
 def normalize(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     return F.group_norm(inputs[0].double(), op["groups"], eps=op["epsilon"]).to(torch.float32)
 
 
+@_op
 def upsample(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     high, wide = op["factor"]
     return inputs[0].repeat_interleave(high, 2).repeat_interleave(wide, 3)
 
 
+@_op
 def resize(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
     x, size, corners = inputs[0].double(), op["size"], op["align_corners"]
     y = F.interpolate(x, size, mode="bilinear", align_corners=corners)
     return y.to(torch.float32)
 
 
+@_op
 def pixel_shuffle(
     op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]
 ) -> Tensor:
@@ -214,40 +252,8 @@ def pixel_shuffle(
     return parts.permute(0, 1, 4, 2, 5, 3).reshape(n, -1, h * high, w * wide)
 
 
+@_op
 def channel_shuffle(
     op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]
 ) -> Tensor:
     return inputs[0].unflatten(1, (op["groups"], -1)).transpose(1, 2).flatten(1, 2)
-
-
-_CURVES: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "elu": F.elu,
-    "mish": F.mish,
-}
-
-_OPS: dict[str, Callable[[Fields, _Tensors, list[Tensor], list[Tensor]], Tensor]] = {
-    "quantize": quantize,
-    "conv": conv,
-    "map": map_steps,
-    "max_pool": max_pool,
-    "avg_pool": avg_pool,
-    "mean": mean,
-    "mean_abs": mean_abs,
-    "concat": concat,
-    "slice": slice_,
-    "pad": pad,
-    "flatten": flatten,
-    "softmax": softmax,
-    "log_softmax": log_softmax,
-    "curve": curve,
-    "normalize": normalize,
-    "upsample": upsample,
-    "pixel_shuffle": pixel_shuffle,
-    "channel_shuffle": channel_shuffle,
-    "resize": resize,
-}

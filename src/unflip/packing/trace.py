@@ -1,4 +1,4 @@
-"""From a frozen model to torch.export's graph, in which every binary layer is one node."""
+"""Traces a frozen model with torch.export. Every binary layer is one node of the graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from unflip.freeze import FrozenConv2d, FrozenLayer
 from unflip.packing.ir import CannotPack
 
-# What a binary layer is in the traced graph: its number, and what its output's shape follows from.
+# A binary layer in the traced graph: its number, and the arguments that determine its output's shape.
 torch.library.define(
     "unflip::binary_layer",
     "(Tensor x, int layer, int[] weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, int groups) -> Tensor",
@@ -44,8 +44,8 @@ def _binary_layer_shape(
 class Marker(nn.Module):
     """Stands for a frozen layer while the model is traced.
 
-    A forward pass may read the layer (``self.conv.out_channels``, ``self.fc.weight.dtype``): it finds what the layer
-    has. Parameters and buffers are registered here too, as torch.export wants of every tensor it meets.
+    A forward pass may read attributes of the layer (``self.conv.out_channels``, ``self.fc.weight.dtype``), so these are
+    forwarded. Parameters and buffers are registered here, because torch.export requires it for every tensor.
     """
 
     def __init__(self, number: int, layer: FrozenLayer) -> None:
@@ -76,7 +76,7 @@ def _geometry(layer: FrozenLayer) -> tuple[list[int], list[int], list[int], int]
 
 @dataclass
 class Traced:
-    """Nodes of the model's forward pass, the tensors among them, and the layers that markers stand for."""
+    """The nodes of the model's forward pass, its constants, and the layers replaced by markers."""
 
     nodes: list[fx.Node]
     constants: dict[str, Tensor]  # by the name of the placeholder
@@ -86,26 +86,26 @@ class Traced:
     names: list[str]
 
     def idle(self) -> list[str]:
-        """Binary layers that are no part of what makes an output."""
+        """Binary layers that do not contribute to an output."""
         ran = {node.args[1] for node in self.nodes if node.target is BINARY_LAYER}
         return [name for number, name in enumerate(self.names) if number not in ran]
 
 
 def trace(model: nn.Module, example: Tensor) -> Traced:
-    """``model`` is changed: markers stay where its binary layers were."""
+    """Trace ``model``. It is changed: markers replace its binary layers."""
     model, layers, names = _with_markers(model)
     with _quiet(), torch.no_grad():
         try:
             program = torch.export.export(model, (example,), strict=False)
         except Exception as error:
             raise CannotPack(
-                "torch.export cannot trace the model's forward pass; packing needs one that does the same for "
-                f"every input. It says: {_first_lines(error)}"
+                "torch.export cannot trace the model's forward pass, which must not depend on the values of its input. "
+                f"Its message: {_first_lines(error)}"
             ) from error
     signature = program.graph_signature
     users = list(signature.user_inputs)
     if len(users) != 1:
-        raise CannotPack(f"the model has {len(users)} inputs; a packed network has one image")
+        raise CannotPack(f"the model has {len(users)} inputs; a packed network must have one")
     constants: dict[str, Tensor] = {}
     state: dict[str, Any] = {**program.state_dict, **program.constants}
     for found in (
@@ -121,7 +121,7 @@ def trace(model: nn.Module, example: Tensor) -> Traced:
 
 def _returned(program: torch.export.ExportedProgram) -> Any:
     spec = program.call_spec.out_spec
-    assert spec is not None  # of a program that was exported
+    assert spec is not None  # always set for an exported program
     found: Any = next(n for n in program.graph.nodes if n.op == "output").args[0]
     return torch.utils._pytree.tree_unflatten(found[len(found) - spec.num_leaves :], spec)
 
@@ -136,7 +136,7 @@ def _with_markers(model: nn.Module) -> tuple[nn.Module, list[FrozenLayer], list[
             layers.append(module)
             names.append(name)
     for module in list(model.modules()):
-        # not named_children(): that gives a layer registered under two names only once
+        # not named_children(), which returns a layer registered under two names only once
         for name, child in list(module._modules.items()):
             if child in markers:
                 setattr(module, name, markers[child])
@@ -156,14 +156,14 @@ def _first_lines(error: Exception) -> str:
 
 
 def module_path(node: fx.Node) -> str:
-    """The module the node's operation is written in: "layer1.0.prelu1"; "" for the model itself."""
+    """The module that contains the node's operation, such as "layer1.0.prelu1"; "" for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack else ""
-    return re.sub(r"@\d+$", "", path)  # torch numbers the calls of a module that is called twice
+    return re.sub(r"@\d+$", "", path)  # torch numbers repeated calls of a module
 
 
 def place(node: fx.Node) -> str:
-    """Where an operation is in the user's model, for messages."""
+    """The place of an operation in the user's model, for messages."""
     kinds = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
     kind = str(kinds[-1]).rpartition(".")[2] if kinds else "the model"
     where = module_path(node) or kind
@@ -172,7 +172,7 @@ def place(node: fx.Node) -> str:
 
 
 def _users_line(trace_: str) -> str:
-    """The innermost line of the stack that is not torch's."""
+    """The innermost line of the stack outside torch."""
     torch_folder = os.path.dirname(torch.__file__)
     found = re.findall(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)', trace_)
     own = [(path, line, text) for path, line, text in found if not path.startswith(torch_folder)]

@@ -1,9 +1,8 @@
-"""A transposed convolution as an ordinary one and a pixel shuffle, so that the runtime needs no kernels for it.
+"""Writes a transposed convolution as an ordinary one and a pixel shuffle, so that the runtime needs no kernels for it.
 
-Along an axis, output pixel y has a part of input pixel i by tap k where y + padding = stride · i + dilation · k. Output
-pixels that are ``stride`` apart see the same taps, so each of these *phases* is a small convolution of its own, without
-the zeros between pixels that a transposed convolution is often explained by. The phases of both axes are filters of one
-convolution, and pixel_shuffle puts what they make side by side.
+Along an axis, tap k contributes input pixel i to output pixel y if y + padding = stride · i + dilation · k. Output
+pixels that are ``stride`` apart use the same taps, so each of these *phases* is a separate small convolution. The
+phases of both axes are filters of one convolution, and pixel_shuffle interleaves their results.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Axis:
-    """Height or width. Of ``rows · stride`` pixels, those from ``crop`` on are the output."""
+    """Height or width. The output is the pixels from ``crop`` on, of ``rows · stride`` pixels."""
 
     stride: int
     crop: int
@@ -27,11 +26,11 @@ class Axis:
     taps: int
     places: tuple[
         tuple[int, int], ...
-    ]  # of each tap: its phase, and where it is in that phase's kernel
+    ]  # of each tap: its phase and its position in that phase's kernel
 
 
 def axis(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    """The one with the fewest taps, and of these the one that crops least."""
+    """The axis with the fewest taps and, among these, the smallest crop."""
     cut = [
         _axis(size, out, [dilation * k - padding + crop for k in range(kernel)], stride, crop)
         for crop in range(stride)
@@ -40,10 +39,10 @@ def axis(size: int, out: int, kernel: int, stride: int, padding: int, dilation: 
 
 
 def _axis(size: int, out: int, shifts: list[int], stride: int, crop: int) -> Axis:
-    """Row q of a phase has, by each of its taps, input pixel q − back."""
+    """Each tap contributes input pixel q − back to row q of its phase."""
     rows = (out - 1 + crop) // stride + 1
     back, phases = zip(*(divmod(shift, stride) for shift in shifts), strict=True)
-    # A kernel that reaches the first row and the last: padding is never negative, whatever was cut off.
+    # The kernel reaches the first and the last row, so padding is never negative.
     last, first = max(*back, 0), min(*back, rows - size)
     step = gcd(last - first, *(last - b for b in back)) or 1
     places = tuple((phase, (last - b) // step) for phase, b in zip(phases, back, strict=True))
@@ -52,7 +51,7 @@ def _axis(size: int, out: int, shifts: list[int], stride: int, crop: int) -> Axi
 
 
 def spread(weight: Tensor, groups: int, high: Axis, wide: Axis) -> Tensor:
-    """The ordinary convolution's weight: all phases of a filter, then those of the next."""
+    """The weight of the ordinary convolution: all phases of a filter, then those of the next filter."""
     grouped = (
         weight.detach().unflatten(0, (groups, -1)).transpose(1, 2)
     )  # groups, filters, channels

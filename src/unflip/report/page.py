@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, script and data inside. It loads nothing else."""
+"""The page: one HTML file with its style, scripts and data inside. It loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any
 
 from unflip.runs.files import write_atomically
 
-# Inside a script element these could end it or start a comment; in JSON they only occur in strings.
+# The page's scripts, in the order in which they are joined: main.js draws the page, so it is last.
+SCRIPTS = (
+    *("dom", "results", "tables", "scales", "ranges", "chart", "curves"),
+    *("sweep", "kernels", "signs", "main"),
+)
+
+# Inside a script element these could end it or start a comment. In JSON they occur only in strings.
 ESCAPED = {
     "<": "\\u003c",
     ">": "\\u003e",
@@ -22,8 +28,8 @@ ESCAPED = {
 def render(data: dict[str, Any]) -> str:
     """The whole file as text."""
     page = _part("page.html").replace("/*STYLE*/", _part("page.css"))
-    page = page.replace("/*SCRIPT*/", _part("page.js"))
-    before, _, after = page.partition("/*DATA*/")  # last: data may hold anything
+    page = page.replace("/*SCRIPT*/", "\n".join(_part(f"js/{name}.js") for name in SCRIPTS))
+    before, _, after = page.partition("/*DATA*/")  # last: the data may contain anything
     return before + embedded(data) + after
 
 
@@ -32,11 +38,11 @@ def embedded(data: dict[str, Any]) -> str:
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character, escape in ESCAPED.items():
         text = text.replace(character, escape)
-    return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate has no UTF-8
+    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates are not UTF-8
 
 
 def write_report(data: dict[str, Any], path: Path) -> int:
-    """Write the page; returns its size in bytes."""
+    """Write the page and return its size in bytes."""
     text = render(data).encode()
     write_atomically(path, text)
     return len(text)

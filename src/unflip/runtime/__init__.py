@@ -1,4 +1,4 @@
-"""Runs packed networks (``.unflip`` files) with the native library. numpy is needed, torch is not."""
+"""Runs packed networks (``.unflip`` files) with the native library. Needs numpy, not torch."""
 
 from unflip.runtime.model import Model, NativePartMissing, c_folder, load
 from unflip.runtime.profile import Profile, Row

@@ -1,4 +1,4 @@
-"""From an image file to a network's input, and from its output to labels."""
+"""Converts an image file to a network's input, and its output to probabilities."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 def read_image(path: str | os.PathLike[str], model: Model) -> Array:
     """An image file as ``model``'s input, one sample (C, H, W).
 
-    The shorter side is resized to the model's (bilinear, so that the image covers the input), then the middle is cut
-    out; models of one channel get grey. Then the file's preprocessing: ``(pixel / 255 - mean) / std``, or pixel / 255.
+    The image is resized (bilinear) so that it covers the model's height and width, then its center is cropped. Models
+    of one channel get a gray image. Then the file's preprocessing is applied: ``(pixel / 255 - mean) / std``,
+    or pixel / 255 if the file has none.
     """
     channels, height, width = model.input_shape
     if channels not in (1, 3):
-        raise ValueError(f"this model takes {channels} channels; an image file has 1 or 3")
+        raise ValueError(
+            f"this model needs {channels} channels, but an image file has 1 or 3; call the model with an array instead"
+        )
     image = read_picture(path, "L" if channels == 1 else "RGB")
     pixels = np.asarray(_covering(image, height, width), dtype=np.float32)
     return normalized(pixels.reshape(height, width, channels).transpose(2, 0, 1), model)
@@ -41,7 +44,7 @@ def _covering(image: Image, height: int, width: int) -> Image:
 
 
 def normalized(pixels: Array, model: Model) -> Array:
-    """Pixels 0 .. 255, (C, H, W), prepared as the file says."""
+    """Pixels 0 .. 255, (C, H, W), with the file's preprocessing applied."""
     values = pixels / np.float32(255)
     if model.preprocess is not None:
         mean, std = (
@@ -52,7 +55,7 @@ def normalized(pixels: Array, model: Model) -> Array:
 
 
 def probabilities(outputs: Array, model: Model) -> Array:
-    """Softmax over the classes, unless it, or a sigmoid for each class, is the network's own last op."""
+    """Softmax over the classes, unless the network's last op is already a softmax or sigmoid."""
     if model.ops and model.ops[-1].startswith(("softmax ", "sigmoid ")):
         return outputs
     shifted = np.exp(outputs - outputs.max(axis=-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""``unflip.load``: a packed network as something to call."""
+"""``unflip.load``: a packed network as a callable model."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 
 class NativePartMissing(ImportError):
-    """The native library is not built; the message says how to get it."""
+    """The native library is missing. The message says how to get it."""
 
 
 def load(path: str | os.PathLike[str], threads: int = 1) -> Model:
     """A packed network (an ``.unflip`` file), checked and ready to run.
 
-    ``threads`` are those that share one call's work; 0 takes as many as the machine has cores. Any number of threads
-    may call one model at the same time. The instruction set is the best the CPU has; the environment
-    variable ``UNFLIP_ISA`` names another. ValueError says what is wrong with a file.
+    ``threads``: how many threads share the work of one call; 0 for one per core. Any number of threads may call one
+    model at the same time. The environment variable ``UNFLIP_ISA`` selects an instruction set; the default is the best
+    one of the CPU. A file that is not valid raises ValueError.
     """
     native = _native()
     if not Path(path).exists():
-        raise FileNotFoundError(f"{os.fspath(path)}: there is no such file")
+        raise FileNotFoundError(f"{os.fspath(path)}: the file does not exist")
     source = _Source(Path(path))
     return Model(native.Network(os.fsencode(path), _whole(threads)), Path(path).name, source)
 
 
 def _from_bytes(data: bytes, threads: int, name: str) -> Model:
-    """What a pickled model becomes."""
+    """Restore a pickled model."""
     return Model(_native().Network.from_bytes(data, threads), name, _Kept(data))
 
 
 class _Source:
-    """The file a model was loaded from, to be read again should the model be pickled."""
+    """The file of a model, which is read again if the model is pickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -52,17 +52,17 @@ class _Source:
         return found.st_mtime_ns, found.st_size
 
     def content(self) -> bytes:
-        # A file of the same name that was written since may hold another network.
+        # A file that was written since then may contain another network.
         if not self.path.exists() or self._state() != self.state:
             raise ValueError(
-                f"{self.path} was changed or removed after it was loaded, and a model is pickled by its file: "
-                "load it anew"
+                f"{self.path} was changed or removed after it was loaded, so the model cannot be pickled; "
+                "load it again"
             )
         return self.path.read_bytes()
 
 
 class _Kept:
-    """As above, for a model that came without a file."""
+    """The content of a model that was loaded without a file."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -72,11 +72,9 @@ class _Kept:
 
 
 def _whole(threads: int) -> int:
-    # Beyond an int the native call could only say that the arguments do not match.
+    # For larger integers the native call would only report mismatched arguments.
     if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= 1024:
-        raise ValueError(
-            f"threads must be 1 .. 1024, or 0 for as many as there are cores, not {threads!r}"
-        )
+        raise ValueError(f"threads must be 1 .. 1024, or 0 for one per core, not {threads!r}")
     return threads
 
 
@@ -93,27 +91,27 @@ def _native() -> ModuleType:
 
 
 def c_folder() -> Path:
-    """Where ``unflip.h`` and ``libunflip.so`` are, for a program in C. In a checkout that is not beside this file."""
+    """The folder of ``unflip.h`` and ``libunflip.so``, for C programs. In a checkout it is not this file's folder."""
     return Path(str(_native().__file__)).parent
 
 
 class Model:
-    """A network that is ready to run. :func:`load` makes it.
+    """A network that is ready to run, made by :func:`load`.
 
     ``model(x)`` takes float32 on the CPU, as a numpy array or a torch tensor, and returns the same kind:
 
-    - ``(N, C, H, W)``, a batch, gives ``(N, classes)``, or ``(N, C, H, W)`` where the output is an image;
-    - ``(C, H, W)``, one sample, gives one result: the same without N;
-    - where the input is a vector (F x 1 x 1), ``(N, F)`` and ``(F,)`` are a batch and a sample as well.
+    - a batch ``(N, C, H, W)`` gives ``(N, classes)``, or ``(N, C, H, W)`` if the output is an image;
+    - one sample ``(C, H, W)`` gives one result, without N;
+    - if the input is a vector (F x 1 x 1), ``(N, F)`` and ``(F,)`` are also accepted.
 
-    What the model returned before it was packed, this returns: a tensor (an array), a dict of them, or a tuple, which a
-    list and a namedtuple become. ``structure`` says which; a value that has several names is an array for each.
+    It returns what the model returned before packing: a tensor (an array), a dict, or a tuple (also for a list or
+    namedtuple), see ``structure``. A value with several names is returned as one array per name.
 
-    No value is converted on the way in: what would need it is refused, and the message says what to call. An input in
-    C order is read where it is; another (channels_last, every second image) is copied into that order first.
-    NaN is refused. The GIL is released while the network runs.
+    Inputs are never converted: another dtype or device raises an error that says what to call. An input in C order is
+    read in place; others (channels_last, every second image) are copied to C order first. NaN raises an error. The GIL
+    is released while the network runs.
 
-    A model can be pickled and copied; its file is read again for that.
+    A model can be pickled and copied, which reads its file again.
     """
 
     def __init__(self, network: Network, name: str, source: _Source | _Kept) -> None:
@@ -125,26 +123,26 @@ class Model:
         self.output_shapes: dict[str, tuple[int, ...]] = {
             name: _without_pixels(shape) for name, shape in network.outputs
         }
-        """Of one sample's results, by name and in order: (classes,), or channels, height, width. A tuple's names are
-        "0", "1", ... or a namedtuple's fields; what a model returned alone is called "output"."""
+        """The shapes of one sample's results, by name and in order: (classes,), or channels, height, width. The names
+        of a tuple are "0", "1", ... or a namedtuple's fields; the name of a single tensor is "output"."""
         self.structure: str = network.structure
-        """What a call returns: "tensor", "tuple" or "dict"."""
+        """The kind of a call's result: "tensor", "tuple" or "dict"."""
         self.labels: list[str] | None = json.loads(network.labels)
-        """The classes' names, where the file has them."""
+        """The names of the classes, or None if the file has none."""
         self.preprocess: dict[str, list[float]] | None = json.loads(network.preprocess)
-        """``(pixel / 255 - mean) / std`` makes an input of an image: {"mean": ..., "std": ...}, or None."""
+        """{"mean": ..., "std": ...}: the input is ``(pixel / 255 - mean) / std``. None if the file has none."""
         self.threads: int = network.threads
         self.isa: str = network.isa
-        """Instruction set of the kernels in use."""
+        """The instruction set of the kernels in use."""
         self.ops: tuple[str, ...] = tuple(network.ops)
-        """What the network is made of: "kind name" for each op."""
+        """The ops of the network, each as "kind name"."""
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of one sample's result, where there is one."""
+        """The shape of one sample's result, for networks with one output."""
         if len(self.output_shapes) != 1:
             raise AttributeError(
-                f"{self._name} has {len(self.output_shapes)} outputs, so it has no output_shape: see output_shapes"
+                f"{self._name} has {len(self.output_shapes)} outputs, so it has no output_shape; use output_shapes"
             )
         return next(iter(self.output_shapes.values()))
 
@@ -163,7 +161,7 @@ class Model:
         return _from_bytes, (self._source.content(), self.threads, self._name)
 
     def profile(self, x: Any, runs: int = 10) -> Profile:
-        """Time spent in each layer, as medians of ``runs`` calls after a first one that does not count."""
+        """The time of each layer: medians of ``runs`` calls, after one call that is not counted."""
         if runs < 1:
             raise ValueError(f"runs must be 1 or more, not {runs}")
         ready, outputs = self._prepared(x)
@@ -171,8 +169,8 @@ class Model:
         return summarize(self.ops, [self._network.profile(ready, *outputs) for _ in range(runs)])
 
     def _prepared(self, x: Any) -> tuple[Any, list[Any]]:
-        """The input in C order, once it is known to be right, and an array of its kind for each output."""
-        torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+        """The validated input in C order, and one array of the same kind per output."""
+        torch = sys.modules.get("torch")  # a tensor can exist only if torch was imported
         if torch is not None and isinstance(x, torch.Tensor):
             _check_tensor(x, torch)
             shapes = self._result_shapes(x.shape)
@@ -190,7 +188,7 @@ class Model:
         return [(*batch, *output) for output in self.output_shapes.values()]
 
     def _batch(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """(N,) of a batch, () of one sample."""
+        """(N,) for a batch, () for one sample."""
         samples: list[tuple[int, ...]] = [self.input_shape]
         if self.input_shape[1:] == (1, 1):
             samples.append(self.input_shape[:1])

@@ -1,4 +1,4 @@
-"""Where a network's time goes."""
+"""The time of each layer of a network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One layer: the median of its times, and its part of their sum."""
+    """One layer: the median of its times, and its share of the total."""
 
     name: str
     kind: str
@@ -17,14 +17,14 @@ class Row(NamedTuple):
 
 
 class Profile(list[Row]):
-    """A row for each layer, in the order in which they run. ``print`` shows a table.
+    """One row per layer, in the order of execution. ``print`` shows a table.
 
-    What was fused into the layer before it has no time of its own.
+    The time of a layer that was fused into the one before it is 0: it is counted there.
     """
 
     @property
     def seconds(self) -> float:
-        """All layers together."""
+        """The time of all layers."""
         return sum(row.seconds for row in self)
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Profile(list[Row]):
 
 
 def summarize(ops: Sequence[str], runs: Sequence[Sequence[float]]) -> Profile:
-    """``ops`` are "kind name"; ``runs`` hold seconds for each op. Medians, so that one hiccup changes nothing."""
+    """``ops`` are "kind name"; ``runs`` contain seconds per op. Medians are robust against outliers."""
     medians = [statistics.median(times) for times in zip(*runs, strict=True)]
     total = sum(medians) or 1.0
     rows = Profile()

@@ -1,35 +1,35 @@
-// The steps after a sum, written once over a vector type V of 8 or 16 floats that each instruction set defines:
+// The epilogue, written once over a vector type V of 8 or 16 floats that each instruction set defines:
 //
-//   V::kWidth, V::Bits, V::Eight       8 or 16; as many bits; a type of 8 floats (V itself, or for what 16 leave over)
+//   V::kWidth, V::Bits, V::Eight       8 or 16; as many bits; a type of 8 floats (V itself, or for a rest of 8 channels)
 //   V::load(p) V::store(p) V::set(x)   a + b, a - b, a * b, a / b
 //   V::from_counts(p)                  uint16 to floats
-//   V::fused(a, b, c)                  a * b + c; here only where that is exact
-//   V::above(a, b), V::at_least(a, b)  masks, false where either is NaN
+//   V::fused(a, b, c)                  a * b + c; used here only if the result is exact
+//   V::above(a, b), V::at_least(a, b)  masks, false if either is NaN
 //   V::choose(mask, a, b)              a where the mask is set, else b
 //   V::larger(a, b)                    a > b ? a : b
-//   V::bits(mask)                      Bits, lane 0 the lowest
-//   V::kFixedSteps                     whether the usual steps are worth code of their own
-//   V::Number                          small integers: zero(), whole(a) of floats >= 0, without what is behind the point;
+//   V::bits(mask)                      Bits; lane 0 is the lowest
+//   V::kFixedSteps                     whether to compile the usual sequences of steps separately
+//   V::Number                          small integers: zero(), whole(a) = floor of floats >= 0;
 //                                      count(n, mask), n.floats(), digit(n, p) = bit p of each, as Bits
 //   V::look_up(table, first, n)        table[first[lane] + n], lane by lane
 //
-// Eight vectors go through the steps together, in registers: (of 8 floats) 32 channels of two pixels, or 16 of four; so
+// Eight vectors go through the steps together, in registers: with 8 floats, 32 channels of two pixels or 16 channels of four. So
 // parameters are loaded once for several pixels.
 #pragma once
 
 #include "kernels.h"
-#include "several.h"
+#include "register_tile.h"
 
 namespace unflip {
 namespace {
 
-// What a call works with, copied: the compiler need not fear that a store changes it.
+// The parameters of a call. They are copied, so that the compiler knows that no store changes them.
 struct Job {
-  Finish finish;
-  FinishTarget target;
+  EpilogueParams params;
+  EpilogueTarget target;
 };
 
-// Where the first vector is.
+// The position of the first vector.
 struct Place {
   int64_t pixel;
   int channel;
@@ -40,12 +40,12 @@ struct Place {
 
 // A step and the value it reads, if any.
 struct Bound {
-  FinishStep step;
+  EpilogueStep step;
   const float* value = nullptr;
 
   Bound() = default;
-  Bound(const FinishStep& s, const FinishTarget& target)
-      : step(s), value(s.kind >= FinishKind::Add ? target.values[s.value] : nullptr) {}
+  Bound(const EpilogueStep& s, const EpilogueTarget& target)
+      : step(s), value(s.kind >= EpilogueKind::Add ? target.values[s.value] : nullptr) {}
 };
 
 template <class V>
@@ -56,63 +56,59 @@ UNFLIP_INLINE V group_factors(const float* value, const int* group) {
   return V::load(factor);
 }
 
-template <class V, FinishKind kind, class All>
+template <class V, EpilogueKind kind, class All>
 UNFLIP_INLINE void apply(All& all, const Bound& b, const Place& at) {
   const int64_t stride = b.step.value_stride;
-  if constexpr (kind == FinishKind::Scale) {
+  if constexpr (kind == EpilogueKind::Scale) {
     const float* scale = b.step.scale + at.channel;
     all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v * V::load(scale + c); });
   }
-  if constexpr (kind == FinishKind::Shift) {
+  if constexpr (kind == EpilogueKind::Shift) {
     const float* shift = b.step.shift + at.channel;
     all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v + V::load(shift + c); });
   }
-  if constexpr (kind == FinishKind::ScaleShift) {
+  if constexpr (kind == EpilogueKind::ScaleShift) {
     const float *scale = b.step.scale + at.channel, *shift = b.step.shift + at.channel;
     all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v * V::load(scale + c) + V::load(shift + c); });
   }
-  if constexpr (kind == FinishKind::Prelu) {
+  if constexpr (kind == EpilogueKind::Prelu) {
     const float* scale = b.step.scale + at.channel;
     const V zero = V::set(0);
-    all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE {
-      v = V::choose(V::at_least(v, zero), v, v * V::load(scale + c));
-    });
+    all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = V::choose(V::at_least(v, zero), v, v * V::load(scale + c)); });
   }
-  if constexpr (kind == FinishKind::Clamp) {
+  if constexpr (kind == EpilogueKind::Clamp) {
     const V low = V::set(b.step.low), high = V::set(b.step.high);
     all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE {
       v = V::choose(V::above(low, v), low, v);
       v = V::choose(V::above(v, high), high, v);
     });
   }
-  if constexpr (kind == FinishKind::Add) {
+  if constexpr (kind == EpilogueKind::Add) {
     const float* value = b.value + at.pixel * stride + at.channel;
     all.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v = v + V::load(value + p * stride + c); });
   }
-  if constexpr (kind == FinishKind::MulChannels) {
+  if constexpr (kind == EpilogueKind::MulChannels) {
     const float* value = b.value + at.channel;
     all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v * V::load(value + c); });
   }
-  if constexpr (kind == FinishKind::MulGroups) {
+  if constexpr (kind == EpilogueKind::MulGroups) {
     const float* value = b.value + at.pixel * stride;
     const int* group = b.step.group + at.channel;
-    all.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE {
-      v = v * group_factors<V>(value + p * stride, group + c);
-    });
+    all.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v = v * group_factors<V>(value + p * stride, group + c); });
   }
 }
 
-// Steps known when this is compiled.
-template <FinishKind... kinds>
+// Steps that are known at compile time.
+template <EpilogueKind... kinds>
 struct FixedSteps {
   Bound bound[sizeof...(kinds) + 1];
 
   explicit FixedSteps(const Job& job) {
-    for (unsigned i = 0; i < sizeof...(kinds); i++) bound[i] = Bound(job.finish.steps[i], job.target);
+    for (unsigned i = 0; i < sizeof...(kinds); i++) bound[i] = Bound(job.params.steps[i], job.target);
   }
-  static bool are(const Finish& f) {
+  static bool are(const EpilogueParams& f) {
     if (f.step_count != static_cast<int>(sizeof...(kinds))) return false;
-    const FinishKind wanted[] = {kinds..., FinishKind::Scale};
+    const EpilogueKind wanted[] = {kinds..., EpilogueKind::Scale};
     for (int i = 0; i < f.step_count; i++)
       if (f.steps[i].kind != wanted[i]) return false;
     return true;
@@ -125,7 +121,7 @@ struct FixedSteps {
   }
 };
 
-// Any steps.
+// Any steps, dispatched at run time.
 struct AnySteps {
   const Job& job;
 
@@ -133,17 +129,17 @@ struct AnySteps {
 
   template <class V, class All>
   UNFLIP_INLINE void run(All& all, const Place& at) const {
-    for (int i = 0; i < job.finish.step_count; i++) {
-      const Bound b(job.finish.steps[i], job.target);
+    for (int i = 0; i < job.params.step_count; i++) {
+      const Bound b(job.params.steps[i], job.target);
       switch (b.step.kind) {
-        case FinishKind::Scale: apply<V, FinishKind::Scale>(all, b, at); break;
-        case FinishKind::Shift: apply<V, FinishKind::Shift>(all, b, at); break;
-        case FinishKind::ScaleShift: apply<V, FinishKind::ScaleShift>(all, b, at); break;
-        case FinishKind::Prelu: apply<V, FinishKind::Prelu>(all, b, at); break;
-        case FinishKind::Clamp: apply<V, FinishKind::Clamp>(all, b, at); break;
-        case FinishKind::Add: apply<V, FinishKind::Add>(all, b, at); break;
-        case FinishKind::MulChannels: apply<V, FinishKind::MulChannels>(all, b, at); break;
-        case FinishKind::MulGroups: apply<V, FinishKind::MulGroups>(all, b, at); break;
+        case EpilogueKind::Scale: apply<V, EpilogueKind::Scale>(all, b, at); break;
+        case EpilogueKind::Shift: apply<V, EpilogueKind::Shift>(all, b, at); break;
+        case EpilogueKind::ScaleShift: apply<V, EpilogueKind::ScaleShift>(all, b, at); break;
+        case EpilogueKind::Prelu: apply<V, EpilogueKind::Prelu>(all, b, at); break;
+        case EpilogueKind::Clamp: apply<V, EpilogueKind::Clamp>(all, b, at); break;
+        case EpilogueKind::Add: apply<V, EpilogueKind::Add>(all, b, at); break;
+        case EpilogueKind::MulChannels: apply<V, EpilogueKind::MulChannels>(all, b, at); break;
+        case EpilogueKind::MulGroups: apply<V, EpilogueKind::MulGroups>(all, b, at); break;
       }
     }
   }
@@ -156,25 +152,25 @@ UNFLIP_INLINE void store_bits(uint8_t* to, Bits bits) {
   __builtin_memcpy(to, &bits, sizeof bits);  // all our CPUs are little-endian
 }
 
-// How many thresholds each channel of a vector reaches.
+// The number of thresholds that each channel of a vector reaches.
 template <class V>
 struct Level {
   static constexpr int kWidth = V::kWidth;
   typename V::Number n;
 };
 
-// P pixels by N vectors of floats, and the bits they become. They come by memory, so as not to make the case of one threshold
-// keep its vectors for calls.
+// P pixels by N vectors of floats, and the bits they become. They are passed in memory, so that the case of one threshold can
+// keep its vectors in registers.
 template <class V, int P, int N>
 struct Quantization {
-  const Finish f;
+  const EpilogueParams f;
   const V unit;
   const float* x;
   uint8_t* bits;
   int channel;
 
   Quantization(const float* x_, const Job& job, const Place& at)
-      : f(job.finish), unit(V::set(f.unit < 0 ? 1.f : job.target.values[f.unit][0])), x(x_), bits(job.target.bits + at.bits),
+      : f(job.params), unit(V::set(f.unit < 0 ? 1.f : job.target.values[f.unit][0])), x(x_), bits(job.target.bits + at.bits),
         channel(at.channel) {}
 
   UNFLIP_INLINE V vector(int p, int c) const { return V::load(x + p * N * V::kWidth + c); }
@@ -183,46 +179,43 @@ struct Quantization {
     store_bits(bits + plane * f.code.plane_bytes + p * f.code.pixel_bytes + c / 8, of_vector);
   }
 
-  // reach(item, whether it reaches threshold s) for all of them.
+  // Calls reach(item, pixel, channel, mask of those that reach threshold s) for all items.
   template <class All, class Reach>
   UNFLIP_INLINE void compare(All& all, int s, const Reach& reach) const {
     const float* t = f.threshold + int64_t{s} * f.stride + channel;
     if (f.strict[s])
-      all.each([&](auto& item, int p, int c) UNFLIP_LAMBDA_INLINE {
-        reach(item, p, c, V::above(vector(p, c), V::load(t + c) * unit));
-      });
+      all.each([&](auto& item, int p, int c)
+                   UNFLIP_LAMBDA_INLINE { reach(item, p, c, V::above(vector(p, c), V::load(t + c) * unit)); });
     else
-      all.each([&](auto& item, int p, int c) UNFLIP_LAMBDA_INLINE {
-        reach(item, p, c, V::at_least(vector(p, c), V::load(t + c) * unit));
-      });
+      all.each([&](auto& item, int p, int c)
+                   UNFLIP_LAMBDA_INLINE { reach(item, p, c, V::at_least(vector(p, c), V::load(t + c) * unit)); });
   }
 
   void planes() const {
-    Several<Level<V>, P, N> all;
+    RegisterTile<Level<V>, P, N> all;
     for (int s = 0; s < f.thresholds; s++)
       compare(all, s, [&](auto&, int p, int c, auto mask) UNFLIP_LAMBDA_INLINE { store(s, p, c, V::bits(mask)); });
   }
 
   void levels() const {
-    Several<Level<V>, P, N> all;
+    RegisterTile<Level<V>, P, N> all;
     if (f.even.scale) {
       all.each([&](Level<V>& level, int p, int c) UNFLIP_LAMBDA_INLINE { level.n = even_level(vector(p, c), channel + c); });
     } else {
       all.each([](Level<V>& level, int, int) UNFLIP_LAMBDA_INLINE { level.n = V::Number::zero(); });
       for (int s = 0; s < f.thresholds; s++)
-        compare(all, s, [](Level<V>& level, int, int, auto mask) UNFLIP_LAMBDA_INLINE {
-          level.n = V::Number::count(level.n, mask);
-        });
+        compare(all, s,
+                [](Level<V>& level, int, int, auto mask) UNFLIP_LAMBDA_INLINE { level.n = V::Number::count(level.n, mask); });
     }
     for (int d = 0; d < f.code.planes; d++)
       all.each([&](Level<V>& level, int p, int c) UNFLIP_LAMBDA_INLINE { store(d, p, c, V::Number::digit(level.n, d)); });
   }
 
-  // Without a comparison, or by one where a channel is as near to its threshold as rounding.
+  // See EvenSteps: compares with a threshold only if a channel is within rounding error of it.
   UNFLIP_INLINE typename V::Number even_level(V v, int c) const {
     const V most = V::set(f.even.most);
     V at = v * V::load(f.even.scale + c) + V::load(f.even.shift + c);
-    at = V::larger(at, V::set(0));  // 0 of a NaN too, which reaches no threshold
+    at = V::larger(at, V::set(0));  // 0 also for NaN, which reaches no threshold
     at = V::choose(V::above(at, most), most, at);
     const typename V::Number n = V::Number::whole(at);
     const V rest = at - n.floats();
@@ -243,9 +236,9 @@ __attribute__((noinline)) void quantize_any(const float* x, const Job& job, cons
     q.planes();
 }
 
-// One threshold and >=: pixels Pixel .. P - 1, one store for each.
+// One threshold and >=: pixels Pixel .. P - 1, one store per pixel.
 template <class V, int Pixel, int P, int N>
-UNFLIP_INLINE void quantize_one(const Several<V, P, N>& all, const float* threshold, uint8_t* bits, int64_t pixel_bytes) {
+UNFLIP_INLINE void quantize_one(const RegisterTile<V, P, N>& all, const float* threshold, uint8_t* bits, int64_t pixel_bytes) {
   const uint32_t word = all.template bits<Pixel>(
       [=](const V& v, int c) UNFLIP_LAMBDA_INLINE { return V::bits(V::at_least(v, V::load(threshold + c))); });
   __builtin_memcpy(bits, &word, N * V::kWidth / 8);
@@ -253,9 +246,9 @@ UNFLIP_INLINE void quantize_one(const Several<V, P, N>& all, const float* thresh
 }
 
 template <class V, int P, int N>
-UNFLIP_INLINE void quantize(Several<V, P, N>& all, const Job& job, const Place& at) {
-  if (job.finish.one_at_least) {  // by far the most frequent
-    quantize_one<V, 0>(all, job.finish.threshold + at.channel, job.target.bits + at.bits, job.finish.code.pixel_bytes);
+UNFLIP_INLINE void quantize(RegisterTile<V, P, N>& all, const Job& job, const Place& at) {
+  if (job.params.one_at_least) {  // by far the most common case
+    quantize_one<V, 0>(all, job.params.threshold + at.channel, job.target.bits + at.bits, job.params.code.pixel_bytes);
     return;
   }
   float x[P * N * V::kWidth];
@@ -265,7 +258,7 @@ UNFLIP_INLINE void quantize(Several<V, P, N>& all, const Job& job, const Place& 
 
 // --------------------------------------------------------------------------------------------------------------- whole pixels
 
-// Where the vectors come from: channel c of pixel p, counted from the first of a call.
+// The source of the vectors: channel c of pixel p, counted from the first of a call.
 struct FloatSource {
   const float* data;
   int64_t stride;
@@ -286,54 +279,53 @@ struct CountSource {
   }
 };
 
-// Pixels of one row of the image.
+// Consecutive pixels of one row of the image.
 struct Run {
-  int64_t source;  // the first pixel's number in the source
+  int64_t source;  // the number of the first pixel in the source
   int64_t pixel;   // and in the image
   int count;
-  int64_t bits;   // of the first pixel, at the first channel of the source
-  int channel;    // of the value, where the source has its first
+  int64_t bits;  // byte of the first pixel at the first channel of the source
+  int channel;   // channel of the value for the first channel of the source
 };
 
 template <class V, int P, int N, class Steps, class Source>
-UNFLIP_INLINE void finish_vectors(const Job& job, const Steps& steps, const Source& source, int64_t pixel, int channel,
-                                  const Place& at) {
-  Several<V, P, N> all;
+UNFLIP_INLINE void epilogue_vectors(const Job& job, const Steps& steps, const Source& source, int64_t pixel, int channel,
+                                    const Place& at) {
+  RegisterTile<V, P, N> all;
   all.each([&](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v = source.template get<V>(pixel + p, channel + c); });
   steps.template run<V>(all, at);
   if (job.target.out) {
-    const int64_t stride = job.finish.stride;
+    const int64_t stride = job.params.stride;
     float* out = job.target.out + at.pixel * stride + at.channel;
     all.each([=](V& v, int p, int c) UNFLIP_LAMBDA_INLINE { v.store(out + p * stride + c); });
   }
-  if (job.finish.thresholds) quantize<V>(all, job, at);
+  if (job.params.thresholds) quantize<V>(all, job, at);
 }
 
 // N vectors of channels from the source's `channel` on, of all pixels, P pixels at a time.
 template <class V, int P, int N, class Steps, class Source>
-UNFLIP_INLINE void finish_channels(const Job& job, const Steps& steps, const Source& source, const Run& r, int channel) {
+UNFLIP_INLINE void epilogue_channels(const Job& job, const Steps& steps, const Source& source, const Run& r, int channel) {
   Place at{r.pixel, r.channel + channel, r.bits + channel / 8};
   int i = 0;
   for (; i + P <= r.count; i += P) {
-    finish_vectors<V, P, N>(job, steps, source, r.source + i, channel, at);
+    epilogue_vectors<V, P, N>(job, steps, source, r.source + i, channel, at);
     at.pixel += P;
-    at.bits += P * job.finish.code.pixel_bytes;
+    at.bits += P * job.params.code.pixel_bytes;
   }
   if (P == 1) return;
   for (; i < r.count; i++) {
-    finish_vectors<V, 1, N>(job, steps, source, r.source + i, channel, at);
+    epilogue_vectors<V, 1, N>(job, steps, source, r.source + i, channel, at);
     at.pixel++;
-    at.bits += job.finish.code.pixel_bytes;
+    at.bits += job.params.code.pixel_bytes;
   }
 }
 
 template <class V, class Steps, class Source>
-void finish_rows(const Job& job_, const Steps& steps_, const Source& source_, int first, int last, int channel,
-                 int channels) {
-  const Job job = job_;  // copies of its own, for the same reason
+void epilogue_rows(const Job& job_, const Steps& steps_, const Source& source_, int first, int last, int channel, int channels) {
+  const Job job = job_;  // local copies, for the same reason as in Job
   const Steps steps = steps_;
   const Source source = source_;
-  const Finish& f = job.finish;
+  const EpilogueParams& f = job.params;
   int count;
   for (int pixel = first; pixel < last; pixel += count) {
     const int y = pixel / f.width, x = pixel - y * f.width;
@@ -342,20 +334,20 @@ void finish_rows(const Job& job_, const Steps& steps_, const Source& source_, in
     const Run r{pixel - first, pixel, count, bits, channel};
     int c = 0;
     constexpr int W = V::kWidth;
-    for (; c + 32 <= channels; c += 32) finish_channels<V, W / 4, 32 / W>(job, steps, source, r, c);
-    if (channels & 16) finish_channels<V, W / 2, 16 / W>(job, steps, source, r, c), c += 16;
-    if (channels & 8) finish_channels<typename V::Eight, 8, 1>(job, steps, source, r, c);
+    for (; c + 32 <= channels; c += 32) epilogue_channels<V, W / 4, 32 / W>(job, steps, source, r, c);
+    if (channels & 16) epilogue_channels<V, W / 2, 16 / W>(job, steps, source, r, c), c += 16;
+    if (channels & 8) epilogue_channels<typename V::Eight, 8, 1>(job, steps, source, r, c);
   }
 }
 
-// The usual steps of binary networks are compiled as they are, others step by step.
+// The usual sequences of steps in binary networks are compiled as a whole, others run step by step.
 template <class V, class Source>
-UNFLIP_INLINE void finish_all(const Finish& f, const FinishTarget& target, const Source& source, int first, int last,
-                              int channel, int channels) {
-  constexpr FinishKind Shift = FinishKind::Shift, Both = FinishKind::ScaleShift, Add = FinishKind::Add,
-                       Prelu = FinishKind::Prelu;
+UNFLIP_INLINE void epilogue_all(const EpilogueParams& f, const EpilogueTarget& target, const Source& source, int first, int last,
+                                int channel, int channels) {
+  constexpr EpilogueKind Shift = EpilogueKind::Shift, Both = EpilogueKind::ScaleShift, Add = EpilogueKind::Add,
+                         Prelu = EpilogueKind::Prelu;
   const Job job{f, target};
-  auto with = [&](auto steps) { finish_rows<V>(job, steps, source, first, last, channel, channels); };
+  auto with = [&](auto steps) { epilogue_rows<V>(job, steps, source, first, last, channel, channels); };
   if constexpr (V::kFixedSteps) {
     if (FixedSteps<>::are(f)) return with(FixedSteps<>(job));
     if (FixedSteps<Both>::are(f)) return with(FixedSteps<Both>(job));
@@ -368,15 +360,15 @@ UNFLIP_INLINE void finish_all(const Finish& f, const FinishTarget& target, const
 }
 
 template <class V>
-void finish(const Finish& f, const FinishTarget& target, const float* source, int64_t source_stride, int first, int last,
-            int channel, int channels) {
-  finish_all<V>(f, target, FloatSource{source, source_stride}, first, last, channel, channels);
+void epilogue(const EpilogueParams& f, const EpilogueTarget& target, const float* source, int64_t source_stride, int first,
+              int last, int channel, int channels) {
+  epilogue_all<V>(f, target, FloatSource{source, source_stride}, first, last, channel, channels);
 }
 
 template <class V>
-void finish_counts(const Finish& f, const FinishTarget& target, const Counts& counts, int first, int last, int channel,
-                   int channels) {
-  finish_all<V>(f, target, CountSource{counts, first}, first, last, channel, channels);
+void epilogue_counts(const EpilogueParams& f, const EpilogueTarget& target, const Counts& counts, int first, int last,
+                     int channel, int channels) {
+  epilogue_all<V>(f, target, CountSource{counts, first}, first, last, channel, channels);
 }
 
 // ------------------------------------------------------------------------------------------------------------ sums of counts
@@ -412,7 +404,7 @@ void sum_counts(const CountSums& s) {
 
 template <class V, int N>
 UNFLIP_INLINE void pool_vectors(const PoolTile& t, int channel) {
-  Several<V, 1, N> all;
+  RegisterTile<V, 1, N> all;
   const V start = V::set(t.max ? -__builtin_inff() : 0.f);
   all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = start; });
   for (int r = 0; r < t.rows; r++)

@@ -1,4 +1,4 @@
-#include "finisher.h"
+#include "epilogue.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,12 +8,12 @@
 namespace unflip {
 namespace {
 
-constexpr int kFewSteps = 3;  // so many are compared as quickly one by one
+constexpr int kFewSteps = 3;  // up to this many, comparing one by one is as fast
 
-// EvenSteps of one channel: the line on which its thresholds are nearly 1/2, 3/2, 5/2, ...
+// EvenSteps of one channel: the line that maps its thresholds to about 1/2, 3/2, 5/2, ...
 struct EvenLine {
   float scale, shift, low = 1, high = 0;
-  bool apart = true;  // each lies between its number and the next
+  bool apart = true;  // threshold n maps to a value between n and n + 1
 
   explicit EvenLine(const std::vector<float>& thresholds) {
     const double first = thresholds.front(), last = thresholds.back();
@@ -28,59 +28,58 @@ struct EvenLine {
     }
   }
 
-  // The arithmetic is that of the kernels, whatever it rounds: with a positive scale none of it changes an order, so an x before or
-  // after a threshold on the line is so among the floats.
+  // This is the arithmetic of the kernels, with the same rounding. With a positive scale, rounding never changes an order: if the
+  // line puts x before or after a threshold, x is below or above it.
   bool right() const { return std::isfinite(scale) && scale > 0 && apart; }
 };
 
 }  // namespace
 
-Finisher::Finisher(const Shape& shape, const std::vector<Step>& steps, const Emits& emits,
-                   const std::vector<ValueInfo>& values)
+Epilogue::Epilogue(const Shape& shape, const std::vector<Step>& steps, const Emits& emits, const std::vector<ValueInfo>& values)
     : shape_(shape), emits_(emits) {
-  finish_.width = shape.width;
-  finish_.stride = padded(shape.channels);
+  params_.width = shape.width;
+  params_.stride = padded(shape.channels);
   for (const Step& step : steps) add_step(step, values);
-  finish_.steps = steps_.data();
-  finish_.step_count = static_cast<int>(steps_.size());
+  params_.steps = steps_.data();
+  params_.step_count = static_cast<int>(steps_.size());
   if (emits.code >= 0) {
     add_quantizer(*emits.quantizer);
     if (emits.unit < 0) add_even_steps(*emits.quantizer);
-    finish_.unit = emits.unit;
-    finish_.one_at_least = finish_.thresholds == 1 && !strict_[0] && emits.unit < 0;
-    finish_.code = values[emits.code].layout;
+    params_.unit = emits.unit;
+    params_.one_at_least = params_.thresholds == 1 && !strict_[0] && emits.unit < 0;
+    params_.code = values[emits.code].layout;
   }
 }
 
-// One element for each padded channel.
-const float* Finisher::keep(const std::vector<float>& vector, float padding) {
-  std::vector<float> spread(finish_.stride, padding);
+// One element per padded channel.
+const float* Epilogue::keep(const std::vector<float>& vector, float padding) {
+  std::vector<float> spread(params_.stride, padding);
   for (int c = 0; c < shape_.channels; c++) spread[c] = vector.size() == 1 ? vector[0] : vector[c];
   floats_.push_back(std::move(spread));
   return floats_.back().data();
 }
 
-void Finisher::add_step(const Step& step, const std::vector<ValueInfo>& values) {
-  FinishStep s;
+void Epilogue::add_step(const Step& step, const std::vector<ValueInfo>& values) {
+  EpilogueStep s;
   s.value = step.value;
   switch (step.kind) {
     case StepKind::Affine:
       if (step.scale.empty() && step.shift.empty()) return;
       if (!step.scale.empty()) s.scale = keep(step.scale, 0);
       if (!step.shift.empty()) s.shift = keep(step.shift, 0);
-      s.kind = !s.shift ? FinishKind::Scale : s.scale ? FinishKind::ScaleShift : FinishKind::Shift;
+      s.kind = !s.shift ? EpilogueKind::Scale : s.scale ? EpilogueKind::ScaleShift : EpilogueKind::Shift;
       break;
     case StepKind::Prelu:
-      s.kind = FinishKind::Prelu;
+      s.kind = EpilogueKind::Prelu;
       s.scale = keep(step.slope, 0);
       break;
     case StepKind::Clamp:
-      s.kind = FinishKind::Clamp;
+      s.kind = EpilogueKind::Clamp;
       s.low = step.low;
       s.high = step.high;
       break;
     case StepKind::Add:
-      s.kind = FinishKind::Add;
+      s.kind = EpilogueKind::Add;
       s.value_stride = values[step.value].stride;
       break;
     case StepKind::Mul: {
@@ -89,11 +88,11 @@ void Finisher::add_step(const Step& step, const std::vector<ValueInfo>& values) 
       bool per_channel = factor.shape.channels == shape_.channels;
       s.value_stride = factor.stride;
       if (per_channel && (!whole_image || pixels() == 1)) {
-        s.kind = FinishKind::MulChannels;
+        s.kind = EpilogueKind::MulChannels;
         break;
       }
-      s.kind = FinishKind::MulGroups;
-      std::vector<int> group(finish_.stride, factor.shape.channels - 1);
+      s.kind = EpilogueKind::MulGroups;
+      std::vector<int> group(params_.stride, factor.shape.channels - 1);
       int run = shape_.channels / factor.shape.channels;
       for (int c = 0; c < shape_.channels; c++) group[c] = c / run;
       groups_.push_back(std::move(group));
@@ -104,26 +103,26 @@ void Finisher::add_step(const Step& step, const std::vector<ValueInfo>& values) 
   steps_.push_back(s);
 }
 
-void Finisher::add_quantizer(const Quantizer& q) {
+void Epilogue::add_quantizer(const Quantizer& q) {
   const float never = std::numeric_limits<float>::quiet_NaN();
   const int columns = q.per_channel ? shape_.channels : 1;
   std::vector<float> all;
   for (int s = 0; s < q.steps(); s++) {
     std::vector<float> row(q.thresholds.begin() + int64_t{s} * columns, q.thresholds.begin() + int64_t{s + 1} * columns);
     const float* spread = keep(row, never);
-    all.insert(all.end(), spread, spread + finish_.stride);
+    all.insert(all.end(), spread, spread + params_.stride);
     floats_.pop_back();
     strict_.push_back(q.strict[s]);
   }
   floats_.push_back(std::move(all));
-  finish_.thresholds = q.steps();
-  finish_.threshold = floats_.back().data();
-  finish_.strict = strict_.data();
-  finish_.levels = q.levels;
+  params_.thresholds = q.steps();
+  params_.threshold = floats_.back().data();
+  params_.strict = strict_.data();
+  params_.levels = q.levels;
 }
 
-// Where all channels have thresholds that lie evenly.
-void Finisher::add_even_steps(const Quantizer& q) {
+// Sets EvenSteps if the thresholds of all channels are evenly spaced.
+void Epilogue::add_even_steps(const Quantizer& q) {
   if (!q.levels || q.steps() <= kFewSteps || std::count(q.strict.begin(), q.strict.end(), q.strict[0]) != q.steps()) return;
   const int columns = q.per_channel ? shape_.channels : 1;
   std::vector<float> scale, shift, all;
@@ -140,7 +139,7 @@ void Finisher::add_even_steps(const Quantizer& q) {
     even.high = std::max(even.high, line.high);
     all.insert(all.end(), own.begin(), own.end());
   }
-  even_first_.assign(finish_.stride, static_cast<int>(all.size()));  // of the padding
+  even_first_.assign(params_.stride, static_cast<int>(all.size()));  // of the padding
   for (int c = 0; c < shape_.channels; c++) even_first_[c] = q.per_channel ? c * q.steps() : 0;
   all.push_back(std::numeric_limits<float>::quiet_NaN());
   even.scale = keep(scale, 0);
@@ -149,20 +148,20 @@ void Finisher::add_even_steps(const Quantizer& q) {
   even.first = even_first_.data();
   floats_.push_back(std::move(all));
   even.threshold = floats_.back().data();
-  finish_.even = even;
+  params_.even = even;
 }
 
-FinishTarget Finisher::target(const RunContext& context) const {
-  FinishTarget t;
+EpilogueTarget Epilogue::target(const RunContext& context) const {
+  EpilogueTarget t;
   t.values = context.values;
   if (emits_.value >= 0) t.out = context.values[emits_.value];
   if (emits_.code >= 0) t.bits = context.codes[emits_.code];
   return t;
 }
 
-void Finisher::clear_border(const RunContext& context) const {
+void Epilogue::clear_border(const RunContext& context) const {
   if (emits_.code < 0) return;
-  const CodeLayout& l = finish_.code;
+  const CodeLayout& l = params_.code;
   const int64_t image_row = int64_t{shape_.width} * l.pixel_bytes, left = int64_t{l.left} * l.pixel_bytes;
   const int below = l.top + shape_.height;
   for (int p = 0; p < l.planes; p++) {

@@ -1,16 +1,16 @@
-#include "count_finisher.h"
+#include "count_epilogue.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "../kernels/population.h"
+#include "../kernels/popcount.h"
 
 namespace unflip {
 namespace {
 
 constexpr int kMostBorderClasses = 64;
 
-// The sets of taps inside the image that occur along one side, and which one each position has.
+// The different sets of taps inside the image along one side, and the set of each position.
 struct BorderClasses {
   std::vector<Taps> taps;
   std::vector<int> of;
@@ -44,7 +44,7 @@ int32_t ones_in(const uint8_t* bytes, int count) {
       std::memcpy(&word, bytes, 8);
     else
       for (int i = 0; i < count; i++) word |= uint64_t{bytes[i]} << (8 * i);
-    ones += population(word);
+    ones += popcount_plain(word);
   }
   return ones;
 }
@@ -55,10 +55,10 @@ bool few_border_classes(const Window& window) {
   return row_classes(window).taps.size() * column_classes(window).taps.size() <= kMostBorderClasses;
 }
 
-// Makes tables of everything that depends only on which taps are inside the image.
-CountFinisher::CountFinisher(const Window& window, const BinarySums& sums, const Finisher& finisher, int input,
+// Builds tables of everything that depends only on which taps are inside the image.
+CountEpilogue::CountEpilogue(const Window& window, const BinarySums& sums, const Epilogue& epilogue, int input,
                              const CodeLayout& layout, const Kernels& kernels)
-    : window_(window), sums_(sums), finisher_(finisher), input_(input), layout_(layout), kernels_(kernels) {
+    : window_(window), sums_(sums), epilogue_(epilogue), input_(input), layout_(layout), kernels_(kernels) {
   const BorderClasses rows = row_classes(window), columns = column_classes(window);
   const int row_count = sums.counts_border() ? static_cast<int>(rows.taps.size()) : 1;
   const int column_count = sums.counts_border() ? static_cast<int>(columns.taps.size()) : 1;
@@ -75,16 +75,16 @@ CountFinisher::CountFinisher(const Window& window, const BinarySums& sums, const
       }
   }
   for (int32_t multiple : sums.multiples()) multiples_.push_back(static_cast<float>(multiple));
-  class_of_.assign(finisher.pixels(), 0);
+  class_of_.assign(epilogue.pixels(), 0);
   if (sums.counts_border())
-    for (int i = 0; i < finisher.pixels(); i++)
+    for (int i = 0; i < epilogue.pixels(); i++)
       class_of_[i] = static_cast<uint16_t>(rows.of[i / window.out.width] * column_count + columns.of[i % window.out.width]);
 }
 
-void CountFinisher::finish(const RunContext& context, const Strip& strip) const {
-  const FinishTarget target = finisher_.target(context);
+void CountEpilogue::run(const RunContext& context, const Strip& strip) const {
+  const EpilogueTarget target = epilogue_.target(context);
   if (strip.first >= strip.last) return;
-  if (!sums_.one_term()) return finish_terms(target, strip);
+  if (!sums_.one_term()) return run_terms(target, strip);
   const CountTerm term = term_at(0, strip);
   Counts c;
   c.count = strip.counts;
@@ -94,18 +94,19 @@ void CountFinisher::finish(const RunContext& context, const Strip& strip) const 
   c.class_of = class_of_.data();
   c.scale = term.scale;
   c.multiple = *term.multiple;
-  kernels_.finish_counts(finisher_.finish(), target, c, strip.first, strip.last, strip.channel, strip.channels);
+  kernels_.epilogue_counts(epilogue_.params(), target, c, strip.first, strip.last, strip.channel, strip.channels);
 }
 
-// The terms at a strip's channels, the numbers of its windows, the sums of its pixels; ones of a row's columns.
-int64_t CountFinisher::scratch_bytes(int64_t pixels, int channels) const {
+// For the terms of the strip's channels, the numbers of its windows, and either the sums of its pixels or the ones of its
+// columns.
+int64_t CountEpilogue::scratch_bytes(int64_t pixels, int channels) const {
   if (sums_.one_term()) return 0;
   const int64_t columns = window_terms_ ? int64_t{layout_.columns} * sums_.planes() : 0;
   return static_cast<int64_t>(sums_.terms().size() * sizeof(CountTerm) + pixels * (channels + window_terms_) * sizeof(float) +
                               columns * sizeof(int32_t));
 }
 
-void CountFinisher::finish_terms(const FinishTarget& target, const Strip& strip) const {
+void CountEpilogue::run_terms(const EpilogueTarget& target, const Strip& strip) const {
   CountTerm* terms = terms_of(strip);
   for (size_t t = 0; t < sums_.terms().size(); t++) terms[t] = term_at(t, strip);
   CountSums s;
@@ -118,10 +119,10 @@ void CountFinisher::finish_terms(const FinishTarget& target, const Strip& strip)
   s.channels = strip.channels;
   s.sums = sums_of(strip);
   kernels_.sum_counts(s);
-  kernels_.finish(finisher_.finish(), target, s.sums, s.channels, strip.first, strip.last, strip.channel, strip.channels);
+  kernels_.epilogue(epilogue_.params(), target, s.sums, s.channels, strip.first, strip.last, strip.channel, strip.channels);
 }
 
-CountTerm CountFinisher::term_at(size_t t, const Strip& strip) const {
+CountTerm CountEpilogue::term_at(size_t t, const Strip& strip) const {
   const SumTerm& from = sums_.terms()[t];
   CountTerm term;
   term.scale = from.scale + strip.channel;
@@ -137,12 +138,12 @@ CountTerm CountFinisher::term_at(size_t t, const Strip& strip) const {
   return term;
 }
 
-// Row by row of the image. A window's ones are those of its columns, which windows share.
-void CountFinisher::count_windows(const RunContext& context, const Strip& strip) const {
+// Row by row of the image. The ones of a window are the sum over its columns, which windows share.
+void CountEpilogue::count_windows(const RunContext& context, const Strip& strip) const {
   const int pixels = strip.last - strip.first, width = window_.out.width;
   if (!window_terms_ || pixels <= 0) return;
   float* numbers = numbers_of(strip);
-  int32_t* ones = reinterpret_cast<int32_t*>(sums_of(strip));  // [plane][column]: the sums come later
+  int32_t* ones = reinterpret_cast<int32_t*>(sums_of(strip));  // [plane][column]; the sums overwrite them later
   for (int pixel = strip.first, count; pixel < strip.last; pixel += count) {
     const int y = pixel / width, x = pixel % width;
     count = std::min(width - x, strip.last - pixel);
@@ -163,8 +164,8 @@ void CountFinisher::count_windows(const RunContext& context, const Strip& strip)
   }
 }
 
-// Ones of the code's columns that the windows from (y, x) on read, in the rows that they read; the border is zeros.
-void CountFinisher::count_columns(const RunContext& context, int plane, int y, int x, int columns, int32_t* ones) const {
+// The ones of each column of the code that the windows from (y, x) on read, in the rows they read. The border is zeros.
+void CountEpilogue::count_columns(const RunContext& context, int plane, int y, int x, int columns, int32_t* ones) const {
   const int64_t first = layout_.left - window_.left + int64_t{x} * window_.stride.w;
   const int64_t top = layout_.top - window_.top + int64_t{y} * window_.stride.h;
   const uint8_t* from = context.codes[input_] + plane * layout_.plane_bytes + first * layout_.pixel_bytes;
