@@ -21,7 +21,7 @@ from unflip.data import ImageSet
 from unflip.kernels import check, scope, tuning
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.layers import binary_layers
-from unflip.methods.dorefa import LayerMeanSign, PlusMinusOne
+from unflip.methods import ClippedSign, LayerMeanSign
 from unflip.recipes.build import build_model
 from unflip.train import engine as engines
 from unflip.train import load_recipe
@@ -71,9 +71,7 @@ def dropped(binarizer: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("quick_compiler")
-@pytest.mark.parametrize(
-    ("binarizer", "what"), [(LayerMeanSign, "weight"), (PlusMinusOne, "input")]
-)
+@pytest.mark.parametrize(("binarizer", "what"), [(LayerMeanSign, "weight"), (ClippedSign, "input")])
 def test_a_gradient_the_compiler_drops_is_found(
     monkeypatch: pytest.MonkeyPatch, binarizer: type[nn.Module], what: str
 ) -> None:
@@ -107,7 +105,7 @@ def test_every_kind_of_layer_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
 
 def learner(digits: ImageSet, name: str = "digits-dorefa") -> Learner:
     recipe = load_recipe(name, ["model.width=2"])
-    made = Learner(recipe, build_model(recipe, digits, 0), digits.source(CPU), CPU)
+    made = Learner(recipe, build_model(recipe, digits.spec, 0), digits.source(CPU), CPU)
     made.start_epoch(0, 0, 1.0)
     return made
 
@@ -246,7 +244,7 @@ def test_a_step_is_momentum_sgd_on_cross_entropy_and_the_auxiliary_loss(
     optimizer = torch.optim.SGD(groups, momentum=0.9)
     total = 0.0
     for step in range(steps):
-        images, labels = made.images.batch(made.plan[step])
+        images, labels = made.source.batch(made.plan[step])
         loss = F.cross_entropy(twin(images), labels)
         total += loss.item()
         optimizer.zero_grad()
@@ -278,7 +276,7 @@ def test_adam_resumes_too(digits: ImageSet) -> None:
     recipe = load_recipe("digits-dorefa", ["model.width=2", "optimizer.name=adam"])
 
     def make() -> Learner:
-        made = Learner(recipe, build_model(recipe, digits, 0), digits.source(CPU), CPU)
+        made = Learner(recipe, build_model(recipe, digits.spec, 0), digits.source(CPU), CPU)
         made.start_epoch(0, 0, 1.0)
         return made
 
