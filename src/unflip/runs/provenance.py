@@ -163,7 +163,7 @@ def unflip_version() -> dict[str, Any]:
     for an installed package.
     """
     here = Path(__file__).resolve().parents[1]
-    commit, dirty = os.environ.get("UNFLIP_COMMIT"), None
+    commit, dirty = os.environ.get("UNFLIP_COMMIT") or None, None
     found = _git(here, "rev-parse", "HEAD") if commit is None else None
     if found is not None and _git(here, "ls-files", "--error-unmatch", __file__) is not None:
         commit, dirty = found, bool(_git(here, "status", "--porcelain", "--", "."))
