@@ -1,4 +1,4 @@
-"""JSON that was damaged: the error names the file, and what it says to do works."""
+"""Damaged JSON files: the error names the file, and the remedy in the message works."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from unflip.report.read import ReportError, read_run
 
-from unflip.cli.pack import pack
 from unflip.data import ImageSet
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.files import REMEDIES, RunError, read_json, read_metrics
-from unflip.runs.run import find_runs
-from unflip.study import record
-from unflip.train import load_recipe, train
-from unflip.train.job import RunOptions
+from unflip.runs.load import load_run
+from unflip.runs.run import Run
+from unflip.train import RunOptions, load_recipe, train
 
-TINY = ["model.width=2", "data.validation=1200", "batch_size=64", "epochs=2", "allow_no_flips=true"]
+TINY = [
+    "model={name: vgg_small, width: 4}",
+    "data.validation=1200",
+    "batch_size=64",
+    "epochs=2",
+    "allow_no_flips=true",
+]
 BASE, TUNED = (load_recipe(name, TINY) for name in ("digits-dorefa", "digits-finetune"))
+QUIET = RunOptions(device="cpu", quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,7 @@ def test_a_damaged_file_is_named_with_what_to_do(
     assert message.endswith(REMEDIES[name])
 
 
-def test_a_whole_one_is_read(tmp_path: Path) -> None:
+def test_an_undamaged_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"epochs": 3, "accuracy": 90}')
     assert read_json(tmp_path / "result.json", "epochs") == {"epochs": 3, "accuracy": 90}
 
@@ -68,17 +73,19 @@ def test_a_whole_one_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("copied", ["", "result.json"], ids=["all of it", "its result"])
 def test_a_seed_that_was_copied_is_not_another(run: Path, digits: ImageSet, copied: str) -> None:
     """Two seeds with the same figures would be one run, counted twice."""
-    seeds = {"seeds": (0, 1), "quiet": True, "device": "cpu"}
+    seeds: dict[str, Any] = {"seeds": (0, 1), "options": QUIET}
     if copied:
         train(BASE, digits, run, **seeds)
         shutil.copy(run / "seed-0" / copied, run / "seed-1")
     else:
         shutil.copytree(run / "seed-0", run / "seed-1")
-    said = rf"{copied or 'recipe.json'} is of seed 0, and the folder is seed 1's: .*Delete"
+    said = rf"{copied or 'recipe.json'} is of seed 0, but the folder is for seed 1: .*Delete"
     with pytest.raises(ValueError, match=said):
         train(BASE, digits, run, **seeds)
-    with pytest.raises(ReportError, match=said):
-        read_run(run / "seed-1")
+    for read in (lambda: Run(run / "seed-1").outcome, lambda: load_run(run, 1)):
+        with pytest.raises(ValueError, match=said):
+            read()
+    assert Run(run / "seed-1").state == "damaged"
     shutil.rmtree(run / "seed-1")  # as it says
     zero, one = train(BASE, digits, run, **seeds)
     assert (zero["seed"], one["seed"]) == (0, 1)
@@ -97,7 +104,7 @@ def test_a_start_with_a_damaged_file(
             digits,
             tmp_path / "tuned",
             start=run,
-            options=RunOptions(quiet=True, device="cpu"),
+            options=QUIET,
         )
     assert str(path) in str(caught.value)
     assert "run the same command again" in str(caught.value)
@@ -110,15 +117,17 @@ def test_whoever_reads_it_names_it(run: Path, digits: ImageSet, name: str, text:
     path.write_text(text)
     readers: dict[str, list[Callable[[], object]]] = {
         "recipe.json": [
-            lambda: train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu")),
-            lambda: record.difference(path.parent, BASE),
-            lambda: pack(run, run / "network.unflip"),
+            lambda: train(BASE, digits, run, options=QUIET),
+            lambda: Run(path.parent).difference(BASE.plain()),
+            lambda: Run(path.parent).outcome,
+            lambda: load_run(run),
         ],
         "result.json": [
-            lambda: train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu")),
-            lambda: record.read(path.parent, 0),
+            lambda: train(BASE, digits, run, options=QUIET),
+            lambda: Run(path.parent).outcome,
+            lambda: load_run(run),
         ],
-        "stopped.json": [lambda: record.stop_reason(path.parent)],
+        "stopped.json": [lambda: Run(path.parent).stopped, lambda: Run(path.parent).outcome],
     }
     if name == "stopped.json":
         (path.parent / "result.json").unlink()
@@ -135,7 +144,7 @@ def test_what_the_message_says_brings_it_back(run: Path, digits: ImageSet, name:
     metrics = (folder / "metrics.jsonl").read_text()
     (folder / name).unlink()
     (folder / "result.json").unlink(missing_ok=True)
-    [result] = train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu"))
+    [result] = train(BASE, digits, run, options=QUIET)
     assert result["accuracy"] == before["result.json"]["accuracy"]
     assert json.loads((folder / "recipe.json").read_text()) == before["recipe.json"]
     assert (folder / "metrics.jsonl").read_text() == metrics
@@ -149,12 +158,12 @@ def test_a_damaged_last_line_of_a_run_that_lacks_its_result(run: Path, digits: I
 
     path.write_text(f"{first}\n{last[:9]}\n")
     with pytest.raises(RunError) as caught:
-        train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu"))
-    assert f"{path} has no line of epoch 2" in str(caught.value)
+        train(BASE, digits, run, options=QUIET)
+    assert f"metrics.jsonl in {folder} has no line of epoch 2" in str(caught.value)
     epoch, step = checkpoints.available(folder)[-1]
     for newest in folder.glob(f"checkpoint-{epoch:05d}-{step:06d}.*"):
         newest.unlink()
-    train(BASE, digits, run, options=RunOptions(quiet=True, device="cpu"))  # what the message says
+    train(BASE, digits, run, options=QUIET)  # what the message says
     assert result.exists()
     assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 2]
 
@@ -177,22 +186,22 @@ def test_a_damaged_line_before_the_last_is_named(run: Path, cut: bytes) -> None:
     folder = run / "seed-0"
     path = folder / "metrics.jsonl"
     path.write_bytes(b"\n".join([line(1, accuracy=50), cut, line(3)]) + b"\n")
-    says = f"{path} is damaged: line 2 should be an object with epoch, loss, accuracy, seconds. Put"
-    for read in (lambda: record.read(folder, 0), lambda: read_run(folder)):
+    says = f"{path} is damaged: line 2 should be an object with epoch, loss, accuracy, seconds. Restore"
+    for read in (lambda: Run(folder).outcome, lambda: Run(folder).metrics):
         with pytest.raises(ValueError, match="is damaged") as caught:
             read()
         assert str(caught.value).startswith(says)
-    (folder / "result.json").rename(run / "aside")  # else the list goes by it
-    assert [(found.epoch, found.accuracy) for found in find_runs(run)] == [(3, 9)]
+    (folder / "result.json").rename(run / "aside")  # otherwise the position is the result's
+    assert [found.position for found in Run.below(run)] == [(3, 9)]
     (run / "aside").rename(folder / "result.json")
     path.write_bytes(b"\n".join([line(1, accuracy=50), line(3)]) + b"\n")  # as the message says
-    found = record.read(folder, 0)
+    found = Run(folder).outcome
     assert found is not None
     assert found.best_accuracy is not None
     assert found.best_accuracy >= 50
 
 
-def test_a_run_with_a_damaged_line_goes_on_and_says_which_epoch_is_lost(
+def test_a_run_with_a_damaged_line_resumes_and_names_the_epoch_that_is_lost(
     run: Path, digits: ImageSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run / "seed-0"
@@ -200,9 +209,10 @@ def test_a_run_with_a_damaged_line_goes_on_and_says_which_epoch_is_lost(
     last = path.read_bytes().splitlines()[-1]
     result.unlink()
     path.write_bytes(b'{"epoch": 1, "lo\n' + last + b"\n")
-    assert record.read(folder, 0) is None, "it is not over: what is damaged is nobody's yet"
+    assert Run(folder).outcome is None, "it is not over: nobody needs the damaged line yet"
     train(BASE, digits, run, options=RunOptions(device="cpu"))
-    assert f"warning: {path} has lost its lines of epochs 1\n" in capsys.readouterr().out
+    said = f"warning: the metrics of {folder} have lost the lines of epochs 1\n"
+    assert said in capsys.readouterr().out
     assert [found["epoch"] for found in read_metrics(path)] == [2]
 
 
@@ -213,13 +223,13 @@ def test_a_result_without_a_number_is_damaged(run: Path) -> None:
     with pytest.raises(
         ValueError, match=r"damaged: its accuracy is None, not a number\. Delete it"
     ):
-        record.read(folder, 0)
-    assert [found.state for found in find_runs(run)] == ["damaged"]
+        _ = Run(folder).outcome
+    assert [found.state for found in Run.below(run)] == ["damaged"]
 
 
 def test_a_list_of_runs_shows_one_whose_recipe_is_damaged(run: Path) -> None:
     (run / "seed-0/recipe.json").write_text("{")
-    [found] = find_runs(run)
-    assert (found.seed, found.state) == (0, "damaged")
+    [found] = Run.below(run)
+    assert (found.folder, found.state) == (run / "seed-0", "damaged")
     (run / "seed-0/metrics.jsonl").unlink()
-    assert find_runs(run) == [], "something else's recipe.json"
+    assert Run.below(run) == [], "something else's recipe.json"

@@ -1,10 +1,13 @@
-"""A run is of the images, the start and the teacher that it was given: asked again for others, it says so."""
+"""A run belongs to its images, its start and its teacher: others are refused, and its code's version is recorded."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +17,21 @@ import numpy as np
 import pytest
 import torch
 
-from unflip.data import ImageSet
+import unflip as package
+import unflip.data as data_module
+from unflip.data import Dataset, ImageSet
 from unflip.recipes.schema import Distill, Recipe
 from unflip.runs.files import RunError
-from unflip.study import study as core
+from unflip.runs.provenance import unflip_version
+from unflip.runs.run import Run
 from unflip.study.methods import methods_study
-from unflip.study.runner import run_study, write_tables
-from unflip.train import load_recipe, train
-from unflip.train.job import RunOptions
+from unflip.study.runner import run_study
+from unflip.study.summary import Summary
+from unflip.train import RunOptions, load_recipe, train
 
 Start = Callable[..., Any]
 SMALL = [
-    "model.width=2",
+    "model={name: vgg_small, width: 4}",
     "data.validation=1100",
     "batch_size=64",
     "epochs=1",
@@ -33,8 +39,8 @@ SMALL = [
 ]
 
 
-def run(recipe: Recipe, data: ImageSet, out: Path, **options: Any) -> list[dict[str, Any]]:
-    return train(recipe, data, out, options=RunOptions(device="cpu", quiet=True), **options)
+def run(recipe: Recipe, data: ImageSet, out: Path, **given: Any) -> list[dict[str, Any]]:
+    return train(recipe, data, out, options=RunOptions(device="cpu", quiet=True), **given)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +111,7 @@ def test_a_run_of_other_images_is_refused(
     with pytest.raises(RunError) as error:
         run(recipe, others, tmp_path / "run")
     text = str(error.value)
-    assert f"{tmp_path / 'run' / 'seed-0'} holds a run that was given something else" in text
+    assert f"{tmp_path / 'run' / 'seed-0'} holds a run that was made from something else" in text
     assert text.count("--data: its training images are 247 of 1 × 8 × 8 (") == 1
     assert "test images" not in text, "only what differs"
     assert "Choose another --out" in text
@@ -129,14 +135,14 @@ def test_a_run_from_other_weights_is_refused(
     named = rf"--{what}: it had the weights of {baseline} .*, {tmp_path / 'elsewhere'} has others"
     with pytest.raises(RunError, match=named):
         run(student(), digits, tuned, **given)
-    with pytest.raises(RunError, match=rf"--{what}: .* {tmp_path} holds no finished run"):
+    with pytest.raises(RunError, match=rf"--{what}: .* {tmp_path} does not hold a finished run"):
         run(student(), digits, tuned, **{**given, what: tmp_path})
 
 
 def test_a_start_that_is_not_used_is_refused_of_a_finished_run_too(
     digits: ImageSet, baseline: Path
 ) -> None:
-    with pytest.raises(ValueError, match="starts from nothing, but --start is"):
+    with pytest.raises(ValueError, match="has no start, but --start is"):
         run(load_recipe("digits-dorefa", SMALL), digits, baseline, start=baseline)
 
 
@@ -165,18 +171,18 @@ def test_weights_measured_on_other_test_images_may_be_gone_on_from(
         run(recipe, fewer, tmp_path / "dorefa")
 
 
-def test_a_run_of_before_is_taken_as_it_is(
+def test_a_run_without_provenance_is_taken_as_it_is(
     tmp_path: Path, digits: ImageSet, others: ImageSet, baseline: Path
 ) -> None:
-    shutil.copytree(baseline, tmp_path / "old")
-    (tmp_path / "old" / "seed-0" / "provenance.json").unlink()
+    shutil.copytree(baseline, tmp_path / "copy")
+    (tmp_path / "copy" / "seed-0" / "provenance.json").unlink()
     recipe = load_recipe("digits-dorefa", SMALL)
-    run(recipe, others, tmp_path / "old")
-    run(load_recipe("digits-finetune", SMALL), others, tmp_path / "tuned", start=tmp_path / "old")
-    (tmp_path / "old" / "seed-0" / "result.json").unlink()
-    run(recipe, others, tmp_path / "old")
-    unknown = tmp_path / "old" / "seed-0" / "provenance.json"
-    assert not unknown.exists(), "it went on, and what its first epochs saw is not known"
+    run(recipe, others, tmp_path / "copy")
+    run(load_recipe("digits-finetune", SMALL), others, tmp_path / "tuned", start=tmp_path / "copy")
+    (tmp_path / "copy" / "seed-0" / "result.json").unlink()
+    run(recipe, others, tmp_path / "copy")
+    unknown = tmp_path / "copy" / "seed-0" / "provenance.json"
+    assert not unknown.exists(), "it resumed, and nobody knows what its first epochs saw"
 
 
 def test_what_is_written_of_a_run(tuned: Path, baseline: Path) -> None:
@@ -189,7 +195,7 @@ def test_what_is_written_of_a_run(tuned: Path, baseline: Path) -> None:
     assert threads >= 1
 
 
-def test_a_run_goes_on_with_another_number_of_threads_and_says_so(
+def test_a_run_that_resumes_with_another_number_of_threads_warns(
     tmp_path: Path, digits: ImageSet, baseline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "copied" / "seed-0"
@@ -198,18 +204,18 @@ def test_a_run_goes_on_with_another_number_of_threads_and_says_so(
 
     [before] = json.loads((folder / "provenance.json").read_text())["threads"]
 
-    def go_on(threads: int) -> str:
+    def resume(threads: int) -> str:
         (folder / "result.json").unlink()
         torch.set_num_threads(threads)
         train(recipe, digits, folder.parent, options=RunOptions(device="cpu"))
         return capsys.readouterr().out
 
-    assert "threads" not in go_on(before)
-    said = f"{folder} goes on with torch's threads at {before + 1}, and had {before}: its last"
-    assert said in go_on(before + 1)
+    assert "threads" not in resume(before)
+    said = f"resuming {folder} with {before + 1} CPU threads; it was started with {before}. Results"
+    assert said in resume(before + 1)
     assert json.loads((folder / "provenance.json").read_text())["threads"] == [before, before + 1]
     (folder / "provenance.json").unlink()
-    assert "threads" not in go_on(before), "of a run of before, nobody knows"
+    assert "threads" not in resume(before), "nobody knows how many it had"
 
 
 def test_a_finished_run_whose_baseline_is_gone_trains_none(
@@ -218,14 +224,80 @@ def test_a_finished_run_whose_baseline_is_gone_trains_none(
     recipe = load_recipe("digits-finetune", SMALL)
     shutil.copytree(tuned, tmp_path / "digits-finetune")
     path = tmp_path / "digits-finetune" / "seed-0" / "recipe.json"
-    path.write_text(json.dumps({"recipe": recipe.plain(), "seed": 0}))  # without the teacher
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "recipe": recipe.plain()}))  # without the teacher
     command = ["train", "digits-finetune", *SMALL, "--out", path.parents[1], "--device", "cpu"]
     done = unflip(*command)
     assert done.code == 0, done.err
     assert not (tmp_path / "digits-dorefa").exists()
     other = unflip(*command, "--start", tmp_path)
     assert other.code == 1
-    assert f"{tmp_path} holds no finished run" in other.err
+    assert f"{tmp_path} does not hold a finished run" in other.err
+
+
+# The version of unflip
+
+
+def test_a_result_says_how_it_was_made(baseline: Path) -> None:
+    result = Run.of_seed(baseline, 0).result
+    assert result is not None
+    assert {key: result[key] for key in unflip_version()} == unflip_version()
+    assert set(unflip_version()) == {"unflip", "commit", "dirty"}
+    assert (result["device"], result["precision"]) == ("cpu", "float32"), "half is for GPUs"
+    assert result["torch"] == torch.__version__
+    assert result["unflip"] == package.__version__
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with a copy of the package that git does not know yet, as a virtual environment's is."""
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    root = Path(package.__file__).parent
+    only_python = shutil.ignore_patterns("*.so", "__pycache__", "*.js", "*.css")
+    shutil.copytree(root, tmp_path / "src" / "unflip", ignore=only_python)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "first")
+    return tmp_path
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def version_in(folder: Path, **environment: str) -> dict[str, Any]:
+    program = (
+        "import json; from unflip.runs.provenance import unflip_version as version, __file__ as path; "
+        "print(json.dumps([version(), path]))"
+    )
+    kept = {k: v for k, v in os.environ.items() if k != "UNFLIP_COMMIT"}
+    env = {**kept, "PYTHONPATH": str(folder / "src"), **environment}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    found, path = json.loads(done.stdout)
+    assert Path(path).is_relative_to(folder), "of the copy"
+    return found
+
+
+def test_the_commit_is_that_of_the_checkout(checkout: Path) -> None:
+    """None for an installed package, also if a checkout lies around it."""
+    none = {"unflip": package.__version__, "commit": None, "dirty": None}
+    assert version_in(checkout) == none
+    git(checkout, "add", "src")
+    git(checkout, "commit", "--quiet", "-m", "all of it")
+    head = git(checkout, "rev-parse", "HEAD")
+    assert version_in(checkout) == {**none, "commit": head, "dirty": False}
+    (checkout / "notes.txt").write_text("not a source")
+    assert version_in(checkout)["dirty"] is False
+    (checkout / "src" / "unflip" / "ste.py").write_text("# changed")
+    assert version_in(checkout) == {**none, "commit": head, "dirty": True}
+    copied = version_in(checkout, UNFLIP_COMMIT="c0ffee")
+    assert copied == {**none, "commit": "c0ffee"}, "where sources were copied without git"
+    assert version_in(checkout, UNFLIP_COMMIT="")["commit"] == head
+    assert version_in(checkout, PATH="")["commit"] is None, "without git"
 
 
 # Image folders
@@ -260,13 +332,7 @@ def test_the_commands_refuse_another_folder(unflip: Start, tmp_path: Path) -> No
     assert again.code == 1
     assert "its classes are 2: cat, dog (" in again.err
     assert "these are 2: cow, hen (" in again.err
-    packed = unflip("pack", tmp_path / "run", "-o", tmp_path / "x.unflip", "--data", theirs)
-    assert packed.code == 1
-    assert "give the images it was trained on" in packed.err
-    assert not (tmp_path / "x.unflip").exists()
-    moved = ours.rename(tmp_path / "c")
-    packed = unflip("pack", tmp_path / "run", "-o", tmp_path / "x.unflip", "--data", moved)
-    assert packed.code == 0, packed.err
+    assert unflip(*command, "--data", ours.rename(tmp_path / "c")).code == 0
 
 
 def test_a_study_of_other_images_is_refused_and_of_the_same_goes_on(
@@ -276,9 +342,17 @@ def test_a_study_of_other_images_is_refused_and_of_the_same_goes_on(
     recipe = load_recipe("digits-dorefa", OF_FOLDERS)
 
     study = methods_study(recipe, tmp_path / "out", ("dorefa", "bireal"), 1)
+    loaded: list[Path | None] = []
+    load = data_module.load
 
-    def run(data: Path | None, *names: str) -> dict[str, Any]:
-        return run_study(study, data, only=names, device="cpu", quiet=True)
+    def load_and_note(name: str, folder: Path | None = None, **options: Any) -> Dataset:
+        loaded.append(folder)
+        return load(name, folder, **options)
+
+    monkeypatch.setattr(data_module, "load", load_and_note)
+
+    def run(data: Path | None, *names: str) -> Summary:
+        return run_study(study, data, only=names, options=RunOptions(device="cpu", quiet=True))
 
     run(ours, "dorefa")
     with pytest.raises(RunError, match="--data: its training images are 16 of"):
@@ -286,8 +360,8 @@ def test_a_study_of_other_images_is_refused_and_of_the_same_goes_on(
     assert not (tmp_path / "out" / "bireal").exists()
     moved = ours.rename(tmp_path / "c")
     summary = run(moved, "dorefa", "bireal")
-    assert [len(arm["runs"]) for arm in summary["arms"]] == [1, 1]
-    monkeypatch.setattr(core, "load", lambda *args: pytest.fail("tables need no images"))
-    shown = write_tables(study)["arms"]
-    assert [arm for arm in shown if arm["runs"][0]["accuracy"] is not None] == summary["arms"]
-    run(None, "dorefa", "bireal")  # nothing is left
+    assert [len(arm.runs) for arm in summary.arms] == [1, 1]
+    assert moved in loaded
+    loaded.clear()
+    assert run(None, "dorefa", "bireal") == summary
+    assert loaded == [], "nothing is left to train, and tables need no images"

@@ -21,7 +21,7 @@ from unflip.data import ImageSet
 from unflip.kernels import check, scope, tuning
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.layers import binary_layers
-from unflip.methods.pieces import ClippedSign, LayerMeanSign
+from unflip.methods import ClippedSign, LayerMeanSign
 from unflip.recipes.build import build_model
 from unflip.train import engine as engines
 from unflip.train import load_recipe

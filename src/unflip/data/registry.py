@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +60,13 @@ def load(name: str, folder: Path | None = None, **options: Any) -> Dataset:
 def option_names(name: str) -> list[str]:
     """The options of the data set ``name``."""
     return list(inspect.signature(_loader(name)).parameters)[1:]
+
+
+def in_words(data: Mapping[str, Any]) -> str:
+    """A recipe's data for a message: folder (size=32) with 100 images held out."""
+    options = [f"{option}={value}" for option, value in data.items() if option not in RESERVED]
+    which = f"{data['name']} ({', '.join(options)})" if options else data["name"]
+    return f"{which} with {data.get('validation', 0):,} images held out"
 
 
 def _loader(name: str) -> Callable[..., Dataset]:

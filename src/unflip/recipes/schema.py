@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from unflip import data
+from unflip.data.registry import in_words
 from unflip.hints import known
 from unflip.uses import use
 
@@ -84,9 +85,7 @@ class Data(BaseModel):
         return images.split(self.validation) if self.validation else images
 
     def __str__(self) -> str:
-        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        which = f"{self.name} ({options})" if options else self.name
-        return f"{which} with {self.validation:,} images held out"
+        return in_words(self.model_dump())
 
 
 class Model(BaseModel):

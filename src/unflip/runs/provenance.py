@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from unflip import __version__
+from unflip.data.registry import in_words
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.files import DamagedFile, RunError, read_json, write_json
 from unflip.runs.run import Run
@@ -120,16 +121,16 @@ def changed(
 
 
 def other_images(
-    run: Run, data: object, plain_data: Mapping[str, Any], images: Fingerprint | None = None
+    run: Run, data: Mapping[str, Any], images: Fingerprint | None = None
 ) -> tuple[str, str] | None:
-    """How a run's images differ from a recipe's (``data``, and as JSON values): a description of each, or None.
+    """How a run's images differ from those of a recipe's ``data`` (as JSON values): a description of each, or None.
 
     Weights from other images may have seen some that are held out here, which would make any accuracy look good.
     ``images`` are the recipe's, if they are loaded.
     """
     there = run.recipe["data"]
-    if there != plain_data:
-        return ", ".join(f"{k}={v}" for k, v in there.items()), str(data)
+    if there != data:
+        return in_words(there), in_words(data)
     saved = read(run)
     found = changed(saved, images) if saved and images else []
     if not found:
@@ -162,7 +163,7 @@ def unflip_version() -> dict[str, Any]:
     for an installed package.
     """
     here = Path(__file__).resolve().parents[1]
-    commit, dirty = os.environ.get("UNFLIP_COMMIT"), None
+    commit, dirty = os.environ.get("UNFLIP_COMMIT") or None, None
     found = _git(here, "rev-parse", "HEAD") if commit is None else None
     if found is not None and _git(here, "ls-files", "--error-unmatch", __file__) is not None:
         commit, dirty = found, bool(_git(here, "status", "--porcelain", "--", "."))

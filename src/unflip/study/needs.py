@@ -51,7 +51,7 @@ def check_teacher(folder: Path | None, arm: Arm) -> None:
     problem = _unusable(run)
     if problem:
         raise ValueError(f"{wanted}, but {problem}. Or give another --teacher {otherwise}")
-    differ = provenance.other_images(run, arm.recipe.data, arm.recipe.plain()["data"])
+    differ = provenance.other_images(run, arm.recipe.plain()["data"])
     if differ:
         raise ValueError(
             f"arm {arm.name!r} has data {differ[1]}, but the teacher in {folder} was trained on {differ[0]} and may "

@@ -85,10 +85,10 @@ def _needed_run(
     if not left:  # the recipe it came from may be gone too
         beside = Path(out).parent / run_name(named)
         return None if _unfinished(beside, seeds, options.device) else beside
-    refuse_cycle(recipe)
     needed = needed_recipe(recipe, field)
     beside = Path(out).parent / needed.name
     if _unfinished(beside, seeds, options.device):
+        refuse_cycle(recipe)
         if not options.quiet and distributed.speaks():
             verb = "starts from" if field == "start" else "learns from"
             print(

@@ -175,7 +175,7 @@ def _start_of(job: Job) -> Run | Path | None:
 
 def _refuse_other_start(recipe: Recipe, run: Run, data: Dataset) -> None:
     """Refuse weights of other images or of another network, which may fit its tensors and mean nothing."""
-    differ = provenance.other_images(run, recipe.data, recipe.plain()["data"], data.fingerprint)
+    differ = provenance.other_images(run, recipe.plain()["data"], data.fingerprint)
     if differ:
         raise ValueError(
             f"recipe {recipe.name} has data {differ[1]}; the run it starts from in {run} has {differ[0]}, and may have "

@@ -88,7 +88,7 @@ def load_teacher(
             f"recipe {recipe.name} learns from a finished run of {recipe.distill.teacher}; {run} is not one. "
             f"Run: unflip train {recipe.distill.teacher}"
         )
-    differ = provenance.other_images(run, recipe.data, recipe.plain()["data"], data.fingerprint)
+    differ = provenance.other_images(run, recipe.plain()["data"], data.fingerprint)
     if differ:
         raise ValueError(
             f"recipe {recipe.name} has data {differ[1]}, but its teacher in {run} has {differ[0]}. The teacher may "

@@ -1,4 +1,4 @@
-"""Recipes: every shipped one is parsed and run, and a mistake is named."""
+"""Recipes: their values, overrides and files; a mistake is named."""
 
 from __future__ import annotations
 
@@ -7,81 +7,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-from unflip import methods
-from unflip.data import ImageSet
-from unflip.layers import binary_layers
-from unflip.methods.lns import MappedSign, warm_start
-from unflip.recipes.build import build_model
 from unflip.recipes.load import RecipeError, load_recipe, recipe_names
 from unflip.recipes.schema import Recipe, Schedule
-from unflip.train.engine import Engine
-from unflip.train.learner import Learner, load_start
 
-CPU = torch.device("cpu")
 PAPER = [f"cifar10-resnet20-{kind}" for kind in ("float", "dorefa", "finetune", "mapping", "lns")]
-
-
-@pytest.fixture(scope="module")
-def fake_cifar() -> ImageSet:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=generator).numpy()
-    labels = torch.arange(24).numpy() % 10
-    return ImageSet(
-        train_images=images[:16],
-        train_labels=labels[:16],
-        test_images=images[16:],
-        test_labels=labels[16:],
-        classes=tuple("abcdefghij"),
-        mean=(0.49, 0.48, 0.45),
-        std=(0.25, 0.24, 0.26),
-        crop_padding=4,
-        flip=True,
-    )
 
 
 def test_the_papers_recipes_are_shipped() -> None:
     assert set(PAPER) <= set(recipe_names())
     assert {"digits-float", "digits-dorefa", "digits-finetune", "digits-lns"} <= set(recipe_names())
-
-
-def _undecided(plan: Tensor) -> Tensor:
-    """A teacher that finds all ten classes equally likely."""
-    return torch.zeros(len(plan), 10)
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_shipped_recipe_runs_two_steps(
-    name: str, fake_cifar: ImageSet, digits: ImageSet
-) -> None:
-    """From its start run's network, through its warm start, with its optimizer."""
-    recipe = load_recipe(name, ["batch_size=8"])
-    assert recipe.about
-    data = fake_cifar if recipe.data.name == "cifar10" else digits
-    model = build_model(recipe, data, seed=0)
-    if recipe.start:
-        first = build_model(load_recipe(recipe.start), data, seed=1)
-        load_start(model, {f"model.{k}": v for k, v in first.state_dict().items()})
-        assert torch.equal(model.fc.weight, first.fc.weight)  # type: ignore[union-attr, arg-type]
-    if recipe.method != "float" and not methods.resolve(recipe.method).from_scratch:
-        warm_start(model, steps=2)
-    answers = _undecided if recipe.distill else None
-    learner = Learner(recipe, model, data.source(CPU), CPU, answers)
-    learner.start_epoch(seed=0, epoch=0, factor=recipe.schedule.factor_at(0, recipe.epochs))
-    before = learner.snapshot()
-    with Engine([learner], compiled=True, captured=True) as engine:
-        engine.step()
-        engine.step()
-    assert learner.position.item() == 2
-    assert learner.loss_sum.isfinite()
-    assert 0.1 < learner.loss_sum.item() / 2 < 20
-    moved = {n for n, v in learner.state().items() if not torch.equal(v, before[n])}
-    for parameter, _ in model.named_parameters():
-        if not parameter.endswith("adapted.after"):  # RPReLU's last shift: BatchNorm takes it away
-            assert f"model.{parameter}" in moved, f"{parameter} does not learn"
-    assert bool(list(binary_layers(model))) == (recipe.method != "float")
 
 
 def test_the_papers_settings() -> None:
@@ -105,48 +40,6 @@ def test_the_papers_settings() -> None:
     assert (lns["alpha"], lns["rho_plus"], lns["rho_minus"]) == (1, 0.005, 0.005)
     assert mapping["alpha"] == 0
     assert lns["base"] == mapping["base"] == baseline.method
-
-
-def test_the_mapping_recipe_has_mappings_without_supervision(fake_cifar: ImageSet) -> None:
-    model = build_model(load_recipe("cifar10-resnet20-mapping"), fake_cifar, seed=0)
-    binarizers = [layer.weight_binarizer for _, layer in binary_layers(model)]
-    assert binarizers
-    assert all(isinstance(b, MappedSign) for b in binarizers)
-    losses = [
-        layer.weight_binarizer.auxiliary_loss(layer.weight) for _, layer in binary_layers(model)
-    ]
-    assert all(loss is not None and loss.item() == 0 for loss in losses)
-
-
-def test_the_seed_alone_decides_the_first_weights(digits: ImageSet) -> None:
-    recipe = load_recipe("digits-lns")
-    torch.manual_seed(5)
-    first = build_model(recipe, digits, seed=3).state_dict()
-    drawn = torch.rand(1)
-    torch.manual_seed(6)
-    again = build_model(recipe, digits, seed=3).state_dict()
-    other = build_model(recipe, digits, seed=4).state_dict()
-    assert all(torch.equal(first[k], again[k]) for k in first)
-    assert not torch.equal(first["conv1.weight"], other["conv1.weight"])
-    torch.manual_seed(5)
-    assert torch.equal(torch.rand(1), drawn), "building a model should not draw from the caller's"
-
-
-def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
-    overrides = ["optimizer.lr=0.5", "optimizer.latent_lr=0.25", "method.lr=0.125"]
-    recipe = load_recipe("digits-lns", [*overrides, "model.width=2"])
-    learner = Learner(recipe, build_model(recipe, digits, 0), digits.source(CPU), CPU)
-    learner.set_rates(0.5)
-    rates = {g["name"]: g["lr"] for g in learner.optimizers[0].param_groups}
-    assert rates == {"latent": 0.125, "mapping": 0.0625, "rest": 0.25}
-    names = {id(p): n for n, p in learner.model.named_parameters()}
-    found = {
-        g["name"]: {names[id(p)] for p in g["params"]} for g in learner.optimizers[0].param_groups
-    }
-    assert found["latent"] == {f"{n}.weight" for n, _ in binary_layers(learner.model)}
-    assert all(".weight_binarizer." in n for n in found["mapping"])
-    assert {"conv1.weight", "bn1.weight", "fc.bias", "layer1.0.prelu1.weight"} <= found["rest"]
-    assert sum(map(len, found.values())) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -325,3 +218,11 @@ def test_steps_fall_at_their_epochs() -> None:
 
 def test_constant_stays() -> None:
     assert {Schedule().factor_at(e, 10) for e in range(10)} == {1.0}
+
+
+def test_size_is_for_folders() -> None:
+    with pytest.raises(RecipeError, match=r"option of data set 'digits' 'size'\. Known: name, val"):
+        load_recipe("digits-dorefa", ["data.size=8"])
+    assert "size" not in load_recipe("digits-dorefa").plain()["data"]
+    sized = load_recipe("digits-dorefa", ["data.name=folder", "data.size=8"])
+    assert sized.plain()["data"] == {"name": "folder", "validation": 0, "size": 8}

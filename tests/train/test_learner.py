@@ -1,0 +1,90 @@
+"""One network in training: every shipped recipe takes steps, and each group of parameters has its rate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from unflip.binarize import load_twin
+from unflip.data import ImageSet
+from unflip.layers import binary_layers
+from unflip.methods.lns import warm_start
+from unflip.recipes import load_recipe, recipe_names
+from unflip.recipes.build import build_model
+from unflip.train.engine import Engine
+from unflip.train.learner import Learner
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def fake_cifar() -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=generator).numpy()
+    labels = torch.arange(24).numpy() % 10
+    return ImageSet(
+        train_images=images[:16],
+        train_labels=labels[:16],
+        test_images=images[16:],
+        test_labels=labels[16:],
+        classes=tuple("abcdefghij"),
+        mean=(0.49, 0.48, 0.45),
+        std=(0.25, 0.24, 0.26),
+        crop_padding=4,
+        flip=True,
+    )
+
+
+def _undecided(plan: Tensor) -> Tensor:
+    """A teacher that finds all ten classes equally likely."""
+    return torch.zeros(len(plan), 10)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_runs_two_steps(
+    name: str, fake_cifar: ImageSet, digits: ImageSet
+) -> None:
+    """From its start run's network, through its warm start, with its optimizer."""
+    recipe = load_recipe(name, ["batch_size=8"])
+    assert recipe.about
+    data = fake_cifar if recipe.data.name == "cifar10" else digits
+    model = build_model(recipe, data.spec, seed=0)
+    if recipe.start:
+        first = build_model(load_recipe(recipe.start), data.spec, seed=1)
+        load_twin(model, first.state_dict())
+        assert torch.equal(model.fc.weight, first.fc.weight)  # type: ignore[union-attr, arg-type]
+    if recipe.method != "float" and not recipe.resolved_method().from_scratch:
+        warm_start(model, steps=2)
+    answers = _undecided if recipe.distill else None
+    learner = Learner(recipe, model, data.source(CPU), CPU, answers)
+    learner.start_epoch(seed=0, epoch=0, factor=recipe.schedule.factor_at(0, recipe.epochs))
+    before = learner.snapshot()
+    with Engine([learner], compiled=True, captured=True) as engine:
+        engine.step()
+        engine.step()
+    assert learner.position.item() == 2
+    assert learner.loss_sum.isfinite()
+    assert 0.1 < learner.loss_sum.item() / 2 < 20
+    moved = {n for n, v in learner.state().items() if not torch.equal(v, before[n])}
+    for parameter, _ in model.named_parameters():
+        if not parameter.endswith("adapted.after"):  # RPReLU's last shift: BatchNorm takes it away
+            assert f"model.{parameter}" in moved, f"{parameter} does not learn"
+    assert bool(list(binary_layers(model))) == (recipe.method != "float")
+
+
+def test_parameter_groups_have_their_own_rates(digits: ImageSet) -> None:
+    overrides = ["optimizer.lr=0.5", "optimizer.latent_lr=0.25", "method.lr=0.125"]
+    recipe = load_recipe("digits-lns", [*overrides, "model.width=2"])
+    learner = Learner(recipe, build_model(recipe, digits.spec, 0), digits.source(CPU), CPU)
+    learner.set_rates(0.5)
+    rates = {g["name"]: g["lr"] for g in learner.optimizers[0].param_groups}
+    assert rates == {"latent": 0.125, "mapping": 0.0625, "rest": 0.25}
+    names = {id(p): n for n, p in learner.model.named_parameters()}
+    found = {
+        g["name"]: {names[id(p)] for p in g["params"]} for g in learner.optimizers[0].param_groups
+    }
+    assert found["latent"] == {f"{n}.weight" for n, _ in binary_layers(learner.model)}
+    assert all(".weight_binarizer." in n for n in found["mapping"])
+    assert {"conv1.weight", "bn1.weight", "fc.bias", "layer1.0.prelu1.weight"} <= found["rest"]
+    assert sum(map(len, found.values())) == len(names)
