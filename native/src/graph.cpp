@@ -1,3 +1,4 @@
+// The loader. One file of more than 400 lines, because every rule of docs/format.md is checked here and nowhere else.
 #include "graph.h"
 
 #include <cmath>

@@ -1,6 +1,8 @@
 // Compares the engine with a plain reference in double precision, written from docs/format.md, on random graphs. All instruction
 // sets and numbers of threads must give the same bits. Usage: engine_test [random cases] [first case]
 //
+// One file of more than 400 lines, because the reference, the random graphs and the checks are one program.
+//
 // Comparisons with thresholds must not depend on rounding. So numbers are small multiples of powers of two, and the reference
 // tracks the binary digits of each value. A case is skipped if a value to be quantized is not exact and near a threshold.
 #include <algorithm>

@@ -179,7 +179,7 @@ def test_what_needs_scores_alone_says_so(
         assert done.code == 1
         text = " ".join(done.err.split())
         assert "returns a dict (scores, boxes, gate, features, least, again)" in text
-        assert "the scores of classes and nothing else is needed here" in text
+        assert "needs a network that returns only the scores of classes" in text
 
 
 # --- C

@@ -1,3 +1,4 @@
+// One small task per op; more than 400 lines, because there are many of them and none needs its own file.
 #include "simple_tasks.h"
 
 #include <algorithm>

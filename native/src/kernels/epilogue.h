@@ -15,6 +15,8 @@
 //
 // Eight vectors go through the steps together, in registers: with 8 floats, 32 channels of two pixels or 16 channels of four. So
 // parameters are loaded once for several pixels.
+//
+// One header of more than 400 lines, because compilers must inline all of it into one loop.
 #pragma once
 
 #include "kernels.h"
