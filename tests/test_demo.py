@@ -1,6 +1,9 @@
-"""The demo, with shorter recipes: what it prints, what it leaves, and that a second run is not confused."""
+"""The demo, with shorter recipes: what it prints, what it leaves, and that a second run starts again."""
 
+import io
 import json
+import shutil
+from contextlib import redirect_stdout
 
 import pytest
 import safetensors.torch
@@ -8,50 +11,79 @@ import torch
 
 from unflip import demo, freeze
 from unflip.packing.file import read
+from unflip.recipes.build import build_model
 from unflip.recipes.load import load_recipe
+from unflip.runs.run import Run
 
 
-@pytest.fixture
-def short_recipes(monkeypatch):
-    def short(name, overrides=None):
-        return load_recipe(name, ["epochs=2", "model.width=4", "allow_no_flips=true"])
+@pytest.fixture(scope="module")
+def short_recipes():
+    def short(name):
+        warm = ["method.warm_steps=20"] if name == "digits-lns" else []
+        return load_recipe(name, ["epochs=2", "model.width=4", "allow_no_flips=true", *warm])
 
-    monkeypatch.setattr(demo, "load_recipe", short)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "load_recipe", short)
+        yield short
 
 
-def test_demo_trains_four_networks_and_leaves_model_and_picture(short_recipes, tmp_path, capsys):
-    demo.run_demo(tmp_path)
-    printed = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def finished(short_recipes, tmp_path_factory):
+    """The folder of a demo, and what it printed; read only."""
+    out, printed = tmp_path_factory.mktemp("demo"), io.StringIO()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with redirect_stdout(printed), pytest.warns(UserWarning, match="warm start"):
+        demo.run_demo(out)
+    torch.set_num_threads(threads)
+    return out, printed.getvalue()
+
+
+def test_demo_trains_four_networks_and_leaves_model_and_picture(finished):
+    out, printed = finished
     for word in ("float network", "fine-tuning", "LNS", "Kbit", "layer3.2.conv2", "curves.png"):
         assert word in printed
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    state = safetensors.torch.load_file(tmp_path / "digits-lns.safetensors")
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    state = safetensors.torch.load_file(out / "digits-lns.safetensors")
     assert any(name.endswith(".bits") for name in state)
     assert not any("mapping" in name or "layer1.0.conv1.weight" in name for name in state)
-    small = (tmp_path / "digits-lns.safetensors").stat().st_size
-    assert small < (tmp_path / "digits-float.safetensors").stat().st_size
+    small = (out / "digits-lns.safetensors").stat().st_size
+    assert small < (out / "digits-float.safetensors").stat().st_size
+    assert {run.folder.parent.name for run in Run.below(out) if run.finished} == set(demo.RECIPES)
 
-    packed = tmp_path / "digits-lns.unflip"
+    packed = out / "digits-lns.unflip"
     assert read(packed).graph["labels"] == [str(digit) for digit in range(10)]
     assert f"{packed.stat().st_size:,} bytes" in printed
     assert "float twin, in torch" in printed
 
-    results = {p.parent.parent.name: p.stat().st_mtime for p in tmp_path.rglob("result.json")}
-    assert results.keys() == set(demo.RECIPES)
-    demo.run_demo(tmp_path)  # a finished demo runs afresh
-    again = {p.parent.parent.name: p.stat().st_mtime for p in tmp_path.rglob("result.json")}
-    assert all(again[name] > results[name] for name in results)
 
-
-def test_the_frozen_file_loads_into_a_frozen_network(short_recipes, tmp_path):
-    demo.run_demo(tmp_path)
-    recipe = demo.load_recipe("digits-lns")
+def test_the_frozen_file_loads_into_a_frozen_network(finished, short_recipes):
+    out, _ = finished
     data = demo.load_digits()
-    frozen = freeze(demo.build_model(recipe, data, seed=5))
-    frozen.load_state_dict(safetensors.torch.load_file(tmp_path / "digits-lns.safetensors"))
+    frozen = freeze(build_model(short_recipes("digits-lns"), data.spec, seed=5))
+    frozen.load_state_dict(safetensors.torch.load_file(out / "digits-lns.safetensors"))
     images = (torch.from_numpy(data.test_images) / 255 - data.mean[0]) / data.std[0]
     with torch.no_grad():
         right = frozen(images).argmax(1).numpy() == data.test_labels
     accuracy = 100 * right.mean()
-    result = json.loads((tmp_path / "digits-lns" / "seed-0" / "result.json").read_text())
+    result = json.loads((out / "digits-lns" / "seed-0" / "result.json").read_text())
     assert accuracy == pytest.approx(result["accuracy"], abs=0.5)
+
+
+def test_an_interrupted_demo_resumes_and_a_finished_one_starts_again(finished, tmp_path):
+    out = tmp_path / "again"
+    shutil.copytree(finished[0], out)
+
+    def results():
+        return {run.folder.parent.name: run.result for run in Run.below(out)}
+
+    first = results()
+    lns = Run.of_seed(out / "digits-lns", 0)
+    (lns.folder / "result.json").unlink()
+    demo.run_demo(out)
+    resumed = results()
+    assert [name for name in first if resumed[name] != first[name]] == ["digits-lns"]
+    assert resumed["digits-lns"]["accuracy"] == first["digits-lns"]["accuracy"]
+
+    demo._forget_finished(out)
+    assert not any((out / name).exists() for name in demo.RECIPES)

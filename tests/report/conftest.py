@@ -8,6 +8,7 @@ import shutil
 import statistics
 import warnings
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from unflip.data import load as load_data
 from unflip.recipes.load import load_recipe
 from unflip.recipes.schema import Recipe
+from unflip.runs.run import Run
 from unflip.train.job import RunOptions
 from unflip.train.loop import train
 
@@ -42,31 +44,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # so short a warm start falls short
+        warnings.simplefilter("ignore")  # such a short warm start does not reach its agreement
         _train(root, "digits-dorefa", 2, "epochs=2")
         _train(root, "digits-finetune", 1, "epochs=1")
-        _train(root, "digits-lns", 2, "epochs=2", "method.warm_steps=60")
+        _train(root, "digits-lns", 2, "epochs=2", "method.warm_steps=10")
     torch.set_num_threads(threads)
     return root
 
 
 def arm(root: Path, name: str, label: str, **more: Any) -> dict[str, Any]:
-    """An arm of study.json, made of a run's own files."""
+    """An arm of study.json, from a run's own files."""
     folder = more.pop("folder", name)
-    found = []
-    for seed in sorted((root / folder).glob("seed-*")):
-        result = json.loads((seed / "result.json").read_text())
-        lines = [json.loads(x) for x in (seed / "metrics.jsonl").read_text().splitlines()]
-        found.append(
-            {
-                "seed": result["seed"],
-                "accuracy": result["accuracy"],
-                "best_accuracy": max(line["accuracy"] for line in lines),
-                "epochs": result["epochs"],
-                "seconds": result["seconds"],
-                "stopped": None,
-            }
-        )
+    runs = Run.seeds_of(root / folder)
+    found = [asdict(outcome) for run in runs if (outcome := run.outcome)]
     values = [run["accuracy"] for run in found]
     return {
         "name": name,
@@ -74,7 +64,7 @@ def arm(root: Path, name: str, label: str, **more: Any) -> dict[str, Any]:
         "folder": folder,
         "start": None,
         "command": f"unflip train {folder} {' '.join(SMALL)}",
-        "recipe": json.loads((root / folder / "seed-0" / "recipe.json").read_text())["recipe"],
+        "recipe": runs[0].recipe,
         "paper": None,
         "x": None,
         "runs": found,

@@ -6,31 +6,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from unflip import models
+from unflip.cost import cost
 from unflip.data import load
 from unflip.recipes.load import load_recipe
 from unflip.recipes.schema import Recipe
 from unflip.study import autobnn
-from unflip.study.autobnn import Found, Search, search_widths
+from unflip.study.autobnn import Found, Search, Widths, search_widths
 from unflip.train.health import TrainingStopped
 
 DATA = load("digits")
 SEARCH = Search(population=4, generations=2, budget=2.0, seed=3)
-COSTS: dict[Any, tuple[float, int]] = {}
 
 
 @pytest.fixture(autouse=True)
-def _counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting is most of a search with a fake fitness: the tests share what they count."""
-    counted = autobnn._Evolution.counted
+def _made_up_costs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting is most of a search with a fake fitness. Tests that ask for ``real_costs`` count."""
 
-    def shared(self: autobnn._Evolution, widths: Any) -> tuple[float, int]:
-        key = (str(self.recipe.model), str(self.recipe.method), widths)
-        if key not in COSTS:
-            COSTS[key] = counted(self, widths)
-        return COSTS[key]
+    def counted(self: autobnn._Evolution, widths: Widths | None) -> tuple[float, int]:
+        squares = sum(w * w for w in widths or (1, 1, 1))
+        return 1e6 * (1 + squares), int(1000 * squares)
 
-    monkeypatch.setattr(autobnn._Evolution, "counted", shared)
+    if "real_costs" not in request.fixturenames:
+        monkeypatch.setattr(autobnn._Evolution, "counted", counted)
+
+
+@pytest.fixture
+def real_costs() -> None:
+    """FLOPs and memory of the networks themselves."""
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -85,7 +90,7 @@ def test_the_same_seed_the_same_result(tmp_path: Path) -> None:
     assert {c.widths for c in other.candidates} != {c.widths for c in first.candidates}
 
 
-def test_a_search_that_was_killed_goes_on(tmp_path: Path) -> None:
+def test_a_search_that_was_killed_resumes(tmp_path: Path) -> None:
     whole = Target(0.5, 3, 1)
     expected = searched(tmp_path / "whole", whole)
     first = Target(0.5, 3, 1)
@@ -120,6 +125,25 @@ def test_other_images_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     search_widths(held_out, DATA, tmp_path, search=SEARCH, fitness=Target(1, 1, 1))
     with pytest.raises(ValueError, match=r"evaluated on other images: .*1,347 of .*1,346 of"):
         search_widths(held_out, fewer, tmp_path, search=SEARCH, fitness=Target(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"fitness": None}, "its fitness is None, not a number"),
+        ({"images": ...}, "it has no images"),
+    ],
+    ids=str,
+)
+def test_a_damaged_fitness_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    found = searched(tmp_path).candidates[0]
+    path = tmp_path / f"w-{'-'.join(f'{w:g}' for w in found.widths)}" / "fitness.json"
+    saved = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({k: v for k, v in saved.items() if v is not ...}))
+    with pytest.raises(ValueError, match=named) as caught:
+        searched(tmp_path)
+    assert str(caught.value).startswith(f"{path} is damaged")
+    assert "Delete it to evaluate the candidate again" in str(caught.value)
 
 
 def test_a_candidate_that_stops_is_last(tmp_path: Path) -> None:
@@ -162,7 +186,9 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) 
 def test_what_cannot_be_searched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"budget=0.01 is below the smallest network's 0\.\d+"):
         searched(tmp_path, search=Search(budget=0.01))
-    with pytest.raises(ValueError, match="recipe 'digits-lns' starts from the weights"):
+    with pytest.raises(
+        ValueError, match=r"recipe 'digits-lns' starts from .* give a recipe without"
+    ):
         search_widths(load_recipe("digits-lns"), DATA, tmp_path)
     alexnet = recipe().model_copy(update={"model": type(recipe().model)(name="alexnet")})
     with pytest.raises(ValueError, match=r"'alexnet' has no widths.*resnet18, resnet20, vgg_small"):
@@ -172,7 +198,7 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "model", [{"name": "resnet18", "width": 8}, {"name": "vgg_small", "width": 8, "image_size": 8}]
 )
-def test_the_other_models(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_the_other_models(real_costs: None, tmp_path: Path, model: dict[str, Any]) -> None:
     chosen = recipe().model_copy(update={"model": type(recipe().model)(**model)})
     target = Target(*[1] * (4 if model["name"] == "resnet18" else 6))
     search = Search(population=2, generations=1, budget=1.5)
@@ -180,7 +206,9 @@ def test_the_other_models(tmp_path: Path, model: dict[str, Any]) -> None:
     assert all(c.flops_ratio <= 1.5 for c in found.candidates)
 
 
-def test_a_real_search_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_search_on_digits(
+    real_costs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = recipe("model.width=4", "method=autobnn")
     search = Search(population=2, generations=1, budget=4.0, candidates=(1, 2))
     found = search_widths(chosen, DATA, tmp_path, search=search, device="cpu")
@@ -189,6 +217,10 @@ def test_a_real_search_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [c["fitness"] for c in saved["candidates"]] == [c.fitness for c in found.candidates]
     folders = sorted(p.parent.name for p in tmp_path.glob("w-*/fitness.json"))
     assert len(folders) == len(found.candidates) == 4
+    best = found.candidates[0]
+    network = models.create("resnet20", "autobnn", width=4, widths=best.widths, in_channels=1)
+    counted = cost(network, torch.zeros(1, 1, 8, 8))
+    assert (best.flops, best.memory_bits) == (counted.flops, counted.memory_bits)
     for folder in folders:
         result = json.loads((tmp_path / folder / "seed-0" / "result.json").read_text())
         assert result["evaluated_on"] == "validation"

@@ -1,8 +1,7 @@
-"""``unflip study compare``: recipes of one's own as the arms of a study."""
+"""``unflip study compare``: given recipes as the arms of a study."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import yaml
 
 from unflip.study.compare import compare
 from unflip.study.runner import run_study
+from unflip.study.summary import Summary
+from unflip.train.job import RunOptions
 
 RECIPE = {
     "data": {"name": "digits"},
@@ -50,7 +51,7 @@ def test_overrides_and_scale_reach_every_arm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("override", ["name=x", "start=digits-dorefa"])
-def test_what_every_recipe_says_for_itself_is_not_overridden(tmp_path: Path, override: str) -> None:
+def test_name_and_start_of_a_recipe_are_not_overridden(tmp_path: Path, override: str) -> None:
     with pytest.raises(ValueError, match="every recipe has its own"):
         compare(["digits-dorefa"], tmp_path, overrides=[override])
 
@@ -72,7 +73,7 @@ def test_a_circle_of_starts_is_refused(tmp_path: Path) -> None:
 def test_another_network_than_its_start_has_is_refused_before_training(tmp_path: Path) -> None:
     write(tmp_path, "base", method="dorefa")
     wider = write(tmp_path, "wider", model={"name": "resnet20", "width": 4}, start="base.yaml")
-    with pytest.raises(ValueError, match=r"wider has model.width=4, recipe base, .* has 2"):
+    with pytest.raises(ValueError, match=r"wider has model.width=4, but recipe base, .* has 2"):
         compare([wider], tmp_path)
 
 
@@ -80,17 +81,17 @@ def test_the_table_tests_the_others_against_the_first(tmp_path: Path) -> None:
     base = write(tmp_path, "base", method="dorefa", about="baseline", allow_no_flips=True)
     more = write(tmp_path, "more", method="dorefa", start="base.yaml", allow_no_flips=True)
     study = compare([base, more], tmp_path / "out", 2)
-    run_study(study, device="cpu", quiet=True)
-    summary = json.loads((tmp_path / "out/study.json").read_text())
-    assert [len(arm["runs"]) for arm in summary["arms"]] == [2, 2]
-    assert summary["paired"][0]["n"] == 2
+    run_study(study, options=RunOptions(device="cpu", quiet=True))
+    summary = Summary.read(tmp_path / "out")
+    assert [len(arm.runs) for arm in summary.arms] == [2, 2]
+    assert summary.paired[0].n == 2
     assert "against baseline" in (tmp_path / "out/table.md").read_text()
 
 
 def test_recipes_that_say_the_same_about_themselves_are_told_apart(
     trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies of one file keep its ``about``; a row of a table has one line, and no bar of its own."""
+    """Copies of one file keep its ``about``; a row of a table is one line, and | is escaped."""
     first, second = (write(tmp_path, name, about="|w|,\nsmall") for name in ("first", "second"))
     third = write(tmp_path, "third", about="another")
     monkeypatch.chdir(tmp_path)
@@ -101,7 +102,7 @@ def test_recipes_that_say_the_same_about_themselves_are_told_apart(
         "|w|, small (second)",
         "another",
     ]
-    run_study(study, device="cpu")
+    run_study(study)
     _, _, *rows = [row for row in Path("table.md").read_text().splitlines() if row.startswith("|")]
     assert [row.replace("\\|", "").count("|") for row in rows] == [5, 5, 5]
     assert "against \\|w\\|, small (first)" in Path("table.md").read_text()

@@ -16,11 +16,13 @@ from unflip.layers import auxiliary_losses
 from unflip.methods.lns import mapped_layers
 from unflip.recipes.build import build_model
 from unflip.recipes.schema import Data, Recipe
-from unflip.runs import checkpoint as checkpoints
+from unflip.runs.load import load_run
 from unflip.study.paper import EXPERIMENTS
-from unflip.study.runner import run_study
+from unflip.study.runner import StudyEngine, run_study
 from unflip.study.study import Study
+from unflip.train.job import RunOptions
 
+CPU = RunOptions(device="cpu", quiet=True)
 OnDigits = Callable[..., Study]
 
 
@@ -124,7 +126,7 @@ def test_one_mean_is_the_mean_over_all_weights(
     digits = load("digits")
 
     def losses(arm: str) -> tuple[float, Any]:
-        model = build_model(study.arm(arm).recipe, digits, seed=0)
+        model = build_model(study.arm(arm).recipe, digits.spec, seed=0)
         return sum(v.item() for v in auxiliary_losses(model).values()), model
 
     one, model = losses(name)
@@ -152,7 +154,7 @@ def test_a_stretched_alpha_and_faster_latent_weights(tmp_path: Path) -> None:
 
 
 def test_labels_stay_true_under_overrides(tmp_path: Path) -> None:
-    """Ten times another rate, or an α stretched by a ρ, follows what the person changed."""
+    """Ten times another rate, or an α stretched by a ρ, follows what the user changed."""
     changed = ["optimizer.lr=0.02", "method.alpha=2", "method.rho_plus=0.1", "method.rho_minus=0.1"]
     study = EXPERIMENTS["controls"].study(tmp_path, overrides=changed)
 
@@ -176,7 +178,7 @@ def test_faster_is_faster_than_the_arm_would_be_without(tmp_path: Path) -> None:
     study = EXPERIMENTS["readings"].study(tmp_path, overrides=changed)
     assert study.arm("baseline").recipe.optimizer.latent_lr == 0.2
     assert study.arm("latent-10x").recipe.optimizer.latent_lr == 2
-    labelled = study.arm("baseline").recipe  # "cosine decay, one shortcut a block"
+    labelled = study.arm("baseline").recipe  # "cosine decay, one shortcut per block"
     assert (labelled.schedule.name, labelled.model.options["shortcut"]) == ("cosine", "block")
     assert study.arm("conv").recipe.schedule.name == "constant"
 
@@ -190,18 +192,17 @@ def test_the_forward_corrections_rho_is_its_labels(tmp_path: Path) -> None:
 def test_a_mapping_that_stays_zero(tmp_path: Path, on_digits: OnDigits) -> None:
     """In the control, g of W/s + g(W) has no say: the signs are those of W after training as before."""
     study = on_digits("controls", tmp_path, 1)
-    summary = run_study(study, only=["residual-still"], device="cpu")  # trained in earnest
-    [run] = summary["arms"][1]["runs"]
-    assert 0 <= run["accuracy"] <= run["best_accuracy"] <= 100
+    summary = run_study(study, only=["residual-still"], options=CPU)  # really trained
+    [run] = summary.arms[1].runs
+    assert run.accuracy is not None
+    assert run.best_accuracy is not None
+    assert 0 <= run.accuracy <= run.best_accuracy <= 100
     assert (tmp_path / "accuracy.svg").exists()
     folder = tmp_path / "residual-still" / "seed-0"
     line = json.loads((folder / "metrics.jsonl").read_text())
     assert line["differs_from_sign"] == 0
     assert line["flips"] > 0
-    tensors = checkpoints.load_usable(folder).tensors
-    model = build_model(study.arm("residual-still").recipe, load("digits"), seed=0)
-    model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-    for _, weight, binarizer in mapped_layers(model):
+    for _, weight, binarizer in mapped_layers(load_run(folder)):
         assert torch.equal(binarizer.predict(weight), weight / weight.abs().mean())
 
 
@@ -233,7 +234,7 @@ def test_the_fake_arms_of_every_experiment_run(
 ) -> None:
     for name in EXPERIMENTS:
         study = on_digits(name, tmp_path / name, 1)
-        summary = run_study(study, at_once=10)
-        means = [arm["mean"] for arm in summary["arms"]]
+        summary = run_study(study, engine=StudyEngine(at_once=10))
+        means = [arm.mean or 0 for arm in summary.arms]
         assert len(means) == len(study.arms)
         assert statistics.fmean(means) > 80

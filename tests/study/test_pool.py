@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 
 from unflip.recipes.load import load_recipe
+from unflip.runs.files import RunError
+from unflip.study import output
 from unflip.study.cluster import Cluster
 from unflip.study.pool import Pool
-from unflip.study.runner import run_study
+from unflip.study.runner import StudyEngine, run_study
 from unflip.study.study import Study
+from unflip.study.summary import Summary
 from unflip.study.task import Task
-from unflip.train.job import Job
+from unflip.train.job import Job, RunOptions
 
 OnDigits = Callable[..., Study]
+POOL, RAY = (StudyEngine(name, workers=2) for name in ("pool", "ray"))
+CPU = RunOptions(device="cpu")
 SMALL = ("data.validation=1200", "batch_size=64", "allow_no_flips=true")
 
 
@@ -31,24 +36,28 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_workers_give_what_one_process_gives(
-    on_digits: OnDigits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    on_digits: OnDigits,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(output, "draw", lambda study, summary: [])
     arms = ["xnor", "tbn"]
     pooled = on_digits("sota", tmp_path / "pool", 2, *SMALL)
-    found = run_study(pooled, only=arms, engine="pool", workers=2, device="cpu")
+    found = run_study(pooled, only=arms, engine=POOL, options=CPU)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "sota: xnor (seeds 0, 1) begins; 4 of 4 runs left"
     assert said[1] == "sota: tbn (seeds 0, 1) begins; 4 of 4 runs left", "side by side"
     assert "epoch 1/1" in (tmp_path / "pool" / "xnor" / "train.log").read_text()
-    alone = run_study(on_digits("sota", tmp_path / "one", 2, *SMALL), only=arms, device="cpu")
-    accuracies = [[arm["mean"] for arm in summary["arms"]] for summary in (found, alone)]
+    alone = run_study(on_digits("sota", tmp_path / "one", 2, *SMALL), only=arms, options=CPU)
+    accuracies = [[arm.mean for arm in summary.arms] for summary in (found, alone)]
     assert accuracies[0] == accuracies[1]
 
 
 def test_an_error_in_a_worker_is_the_studys(tmp_path: Path, on_digits: OnDigits) -> None:
     study = on_digits("ablation", tmp_path, 1, "data.name=folder")
-    with pytest.raises(ValueError, match="'folder' needs folder="):
-        run_study(study, engine="pool", workers=2, device="cpu")
+    with pytest.raises(ValueError, match="'folder' needs the folder of the images"):
+        run_study(study, engine=POOL, options=CPU)
 
 
 def test_sigterm_stops_a_pool_as_ctrl_c_does(tmp_path: Path) -> None:
@@ -74,7 +83,7 @@ def test_a_killed_pool_leaves_checkpoints_and_no_process(tmp_path: Path) -> None
     time.sleep(0.3)
     lines = _lines(folder)
     time.sleep(0.3)
-    assert _lines(folder) == lines < 500, "nothing goes on"
+    assert _lines(folder) == lines < 500, "nothing is still running"
 
 
 def _lines(folder: Path) -> int:
@@ -93,7 +102,7 @@ def test_without_ray_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"--engine ray needs Ray: pip install 'unflip\[ray\]'"):
-        run_study(on_digits("ablation", tmp_path / "out"), engine="ray", device="cpu")
+        run_study(on_digits("ablation", tmp_path / "out"), engine=RAY, options=CPU)
     assert not (tmp_path / "out").exists()
 
 
@@ -134,26 +143,27 @@ def test_other_machines_get_whole_paths(fake_ray: FakeRay) -> None:
     recipe = load_recipe("digits-dorefa")
     job = Job(recipe, 0, Path("out"), start=Path("base"), teacher=Path("teacher"))
     cluster = Cluster(1)
-    cluster.start(Task("one", (job,), Path("data"), None))
+    cluster.start(Task("one", (job,), Path("data"), RunOptions(gpu_lock=Path("lock"))))
     cluster.running.clear()
     cluster.stop()
     [task] = fake_ray.tasks
     [sent] = task.jobs
+    assert task.options.gpu_lock is None, "a task has a GPU of its own there"
     for path in (task.data, sent.out, sent.start, sent.teacher):
         assert path is not None
         assert path.is_absolute()
 
 
-def test_ray_with_two_workers(
+def test_ray_trains_and_passes_on_an_error(
     on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray: Any = pytest.importorskip("ray", reason="ray is not installed")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    blocked = tmp_path / "finetune-0.01" / "seed-0"
+    blocked.parent.mkdir()
+    blocked.write_text("not a folder")  # training fails there, and only there
     study = on_digits("ablation", tmp_path, 1, *SMALL)
-    arms = ["finetune-0.01", "finetune-0.001"]
-    summary = run_study(study, only=arms, engine="ray", workers=2, device="cpu")
-    assert [len(arm["runs"]) for arm in summary["arms"]] == [1, 1, 1]
+    with pytest.raises(RunError, match=f"cannot write to {blocked}"):
+        run_study(study, only=["finetune-0.01"], engine=RAY, options=CPU)
     assert not ray.is_initialized()
-    wrong = on_digits("ablation", tmp_path / "wrong", 1, "data.name=folder")
-    with pytest.raises(ValueError, match="'folder' needs folder="):
-        run_study(wrong, engine="ray", device="cpu")
+    assert Summary.read(tmp_path).arms[0].accuracies, "the baseline was trained first"

@@ -13,23 +13,25 @@ from typing import Any
 
 import pytest
 
+from unflip.data import InputSpec
 from unflip.recipes.load import load_recipe
+from unflip.recipes.schema import Data
 from unflip.report import report_data
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import Checkpoint
 from unflip.runs.files import RunError
-from unflip.study import study as core
+from unflip.runs.run import Run
+from unflip.study import runner
+from unflip.study.output import summarize
 from unflip.study.paper import EXPERIMENTS
-from unflip.study.runner import next_batch, run_study, write_tables
+from unflip.study.runner import StudyEngine, next_batch, run_study, write_tables
 from unflip.study.study import Study
+from unflip.study.summary import Summary
 from unflip.study.task import Task
+from unflip.train.job import RunOptions
 
 OnDigits = Callable[..., Study]
-
-
-def saved(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "study.json").read_text())
-    return found
+IMAGES = {"training images": "some"}
 
 
 def test_every_run_once_the_baseline_first(
@@ -46,7 +48,7 @@ def test_every_run_once_the_baseline_first(
     assert f"ablation: {study.arms[-1].name} (seeds 0, 1); 2 of {runs} runs left" in said
 
 
-def test_a_killed_study_goes_on(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
+def test_a_killed_study_resumes(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     study = on_digits("ablation", tmp_path)
 
     def killed(jobs: Any) -> None:
@@ -58,11 +60,11 @@ def test_a_killed_study_goes_on(trainer: Any, on_digits: OnDigits, tmp_path: Pat
         run_study(study)
     before = list(trainer.trained)
     assert len(before) == 6
-    assert [len(arm["runs"]) for arm in saved(tmp_path)["arms"]] == [2, 2, 2, 0, 0, 0, 0, 0, 0]
+    assert [len(arm.runs) for arm in Summary.read(tmp_path).arms] == [2, 2, 2, 0, 0, 0, 0, 0, 0]
     trainer.before = lambda jobs: None
     summary = run_study(study)
     assert len(trainer.trained) == len(set(trainer.trained)) == 18, "nothing is run twice"
-    assert all(len(arm["runs"]) == 2 for arm in summary["arms"])
+    assert all(len(arm.runs) == 2 for arm in summary.arms)
     run_study(study)
     assert len(trainer.trained) == 18
 
@@ -82,7 +84,7 @@ def test_arms_that_fit_are_trained_side_by_side(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
     study = on_digits("ablation", tmp_path)
-    run_study(study, at_once=5)
+    run_study(study, engine=StudyEngine(at_once=5))
     sizes = [len(call) for call in trainer.calls]
     assert sizes == [2, 4, 4, 4, 4], "the baseline alone, then two arms whole"
     assert trainer.calls[1][0].startswith("finetune-0.01/")
@@ -119,8 +121,8 @@ def test_workers_take_several_arms_each(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     workers = Recorder()
-    monkeypatch.setattr(core, "_workers", lambda *_: workers)
-    run_study(on_digits("ablation", tmp_path), engine="pool", at_once=5)
+    monkeypatch.setattr(runner, "_workers", lambda *_: workers)
+    run_study(on_digits("ablation", tmp_path), engine=StudyEngine("pool", at_once=5))
     assert [len(call) for call in trainer.calls] == [2, 4, 4, 4, 4]
     assert len({run for call in trainer.calls for run in call}) == 18, "no run twice"
     assert workers.most == 2
@@ -130,7 +132,9 @@ def test_workers_take_several_arms_each(
 def test_an_arm_with_more_seeds_than_fit_at_once(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
-    run_study(on_digits("ablation", tmp_path, 3), at_once=2, only=["finetune-0.01"])
+    run_study(
+        on_digits("ablation", tmp_path, 3), only=["finetune-0.01"], engine=StudyEngine(at_once=2)
+    )
     assert [len(call) for call in trainer.calls] == [2, 1, 2, 1]
 
 
@@ -144,7 +148,7 @@ def test_other_epochs_are_not_trained_beside(
         else arm
         for arm in study.arms
     ]
-    run_study(replace(study, arms=tuple(arms)), at_once=10)
+    run_study(replace(study, arms=tuple(arms)), engine=StudyEngine(at_once=10))
     assert trainer.calls == [
         ["baseline/seed-0", "xnor/seed-0", "dsq/seed-0"],
         ["tbn/seed-0"],
@@ -153,17 +157,17 @@ def test_other_epochs_are_not_trained_beside(
 
 
 @pytest.mark.parametrize("says_which", [True, False])
-def test_a_run_that_stops_is_recorded_and_the_others_go_on(
+def test_a_run_that_stops_is_recorded_and_the_others_continue(
     trainer: Any, on_digits: OnDigits, tmp_path: Path, says_which: bool
 ) -> None:
     trainer.stops = {"baseline/seed-1": "the loss is nan"}
     trainer.says_which = says_which
     study = on_digits("ablation", tmp_path, 3)
     summary = run_study(study, only=["finetune-0.01"])
-    baseline, finetune = summary["arms"]
-    assert [run["stopped"] for run in baseline["runs"]] == [None, "the loss is nan", None]
-    assert [run["accuracy"] is None for run in baseline["runs"]] == [False, True, False]
-    assert "stopped: the loss is nan" in finetune["runs"][1]["stopped"]
+    baseline, finetune = summary.arms
+    assert [run.stopped for run in baseline.runs] == [None, "the loss is nan", None]
+    assert [run.accuracy is None for run in baseline.runs] == [False, True, False]
+    assert "stopped: the loss is nan" in str(finetune.runs[1].stopped)
     assert trainer.calls[-1] == ["finetune-0.01/seed-0", "finetune-0.01/seed-2"]
     count = len(trainer.calls)
     assert run_study(study, only=["finetune-0.01"]) == summary
@@ -172,7 +176,7 @@ def test_a_run_that_stops_is_recorded_and_the_others_go_on(
     (tmp_path / "baseline" / "seed-1" / "stopped.json").unlink()
     trainer.stops = {}
     again = run_study(study, only=["finetune-0.01"])
-    assert all(len(arm["runs"]) == 3 and arm["runs"][1]["accuracy"] for arm in again["arms"])
+    assert all(len(arm.runs) == 3 and arm.runs[1].accuracy for arm in again.arms)
 
 
 def test_an_arm_of_which_all_runs_stopped_stays_in_the_table(
@@ -183,19 +187,19 @@ def test_an_arm_of_which_all_runs_stopped_stays_in_the_table(
     run_study(study, only=["mapping"])
     row = "| mapping without noisy supervision | seed 0 stopped: the loss is nan; seed 1 stopped:"
     summary = run_study(study, only=["lns"])
-    assert [arm["name"] for arm in summary["arms"]] == ["baseline", "mapping", "lns"]
+    assert [arm.name for arm in summary.arms] == ["baseline", "mapping", "lns"]
     assert row in (tmp_path / "table.md").read_text()
     summary = write_tables(study)
-    assert [arm["name"] for arm in summary["arms"]] == ["baseline", "mapping", "lns"]
+    assert [arm.name for arm in summary.arms] == ["baseline", "mapping", "lns"]
     assert row in (tmp_path / "table.md").read_text()
 
 
 def test_only_some_arms(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     study = on_digits("ablation", tmp_path)
     first = run_study(study, only=["lns"])
-    assert [arm["name"] for arm in first["arms"]] == ["baseline", "lns"]
+    assert [arm.name for arm in first.arms] == ["baseline", "lns"]
     second = run_study(study, only=["mapping"])
-    assert [arm["name"] for arm in second["arms"]] == ["baseline", "mapping", "lns"]
+    assert [arm.name for arm in second.arms] == ["baseline", "mapping", "lns"]
     with pytest.raises(ValueError, match=r"unknown arm 'lsn'\. Did you mean 'lns'"):
         run_study(study, only=["lsn"])
 
@@ -208,8 +212,8 @@ def test_a_given_baseline_is_not_trained(
     study = on_digits("controls", tmp_path / "second", baseline=given)
     summary = run_study(study, only=["rho-0"])
     assert trainer.trained[2:] == ["rho-0/seed-0", "rho-0/seed-1"]
-    assert summary["arms"][0]["folder"] == "../first/baseline"
-    assert len(summary["arms"][0]["runs"]) == 2
+    assert summary.arms[0].folder == "../first/baseline"
+    assert len(summary.arms[0].runs) == 2
     longer = on_digits("controls", tmp_path / "third", baseline=given, epochs_scale=3)
     assert "trained differently: epochs is 1 there and 3 here" in capsys.readouterr().out
     assert longer.arms[1].recipe.epochs == 3
@@ -230,13 +234,13 @@ def test_a_given_baseline_is_shown_with_the_recipe_and_the_command_that_trained_
     run_study(on_digits("ablation", tmp_path / "first"), only=["baseline"])
     given = tmp_path / "first" / "baseline"
     study = on_digits("controls", tmp_path / "second", baseline=given, epochs_scale=3)
-    baseline, lns = run_study(study, only=["lns"])["arms"]
-    assert baseline["recipe"]["epochs"] == baseline["runs"][0]["epochs"] == 1
-    assert lns["recipe"]["epochs"] == 3
-    words = shlex.split(baseline["command"])
+    baseline, lns = run_study(study, only=["lns"]).arms
+    assert baseline.recipe["epochs"] == baseline.runs[0].epochs == 1
+    assert lns.recipe["epochs"] == 3
+    words = shlex.split(baseline.command)
     assert words[:3] == ["unflip", "train", "cifar10-resnet20-dorefa"]
     assert words[-2:] == ["--seeds", "2"]
-    assert load_recipe(words[2], words[3:-2]).plain() == baseline["recipe"]
+    assert load_recipe(words[2], words[3:-2]).plain() == baseline.recipe
     [row, _] = report_data([study.out])["sections"][0]["arms"]
     assert "epochs: 1\n" in row["yaml"]
     assert not row["own_recipe"]
@@ -246,60 +250,56 @@ def test_the_papers_figure_does_not_stand_beside_a_given_baseline_of_other_epoch
     tmp_path: Path,
 ) -> None:
     recipe = load_recipe("cifar10-resnet20-dorefa", ["epochs=200"])
-    run = tmp_path / "seed-0"
-    run.mkdir()
-    (run / "recipe.json").write_text(json.dumps({"recipe": recipe.plain(), "seed": 0}))
-    (run / "result.json").write_text('{"accuracy": 84.0, "epochs": 200, "seconds": 1.0}')
+    run = Run.of_seed(tmp_path, 0)
+    run.folder.mkdir()
+    run.begin(
+        recipe.plain(), 0, "unflip train", InputSpec((3, 32, 32), ("a", "b"), (0,) * 3, (1,) * 3)
+    )
+    run.finish({"accuracy": 84.0, "epochs": 200, "seconds": 1.0})
     study = EXPERIMENTS["ablation"].study(tmp_path / "out", 1, baseline=tmp_path)
     assert study.arm("baseline").paper is None
     assert study.arm("lns").paper is not None
 
 
-def test_a_run_of_before_its_method_had_an_option_goes_on(
+def test_another_option_of_the_method_is_another_recipe(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
-    """It did what the option's default does."""
     run_study(on_digits("ablation", tmp_path), only=["lns"])
-    calls = len(trainer.calls)
     saved = tmp_path / "lns" / "seed-0" / "recipe.json"
     run = json.loads(saved.read_text())
-    del run["recipe"]["method"]["sharpness"]
-    saved.write_text(json.dumps(run))
-    run_study(on_digits("ablation", tmp_path), only=["lns"])
-    assert len(trainer.calls) == calls
     run["recipe"]["method"]["sharpness"] = 3.0
     saved.write_text(json.dumps(run))
     with pytest.raises(RunError, match=r"method\.sharpness is 3\.0 there and 2\.0 here"):
         run_study(on_digits("ablation", tmp_path), only=["lns"])
 
 
-def test_what_ended_a_study_is_told_though_its_table_cannot_be_written(
+def test_the_error_that_ended_a_study_is_raised_if_its_table_cannot_be_written(
     trainer: Any, on_digits: OnDigits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_study(on_digits("sota", tmp_path), only=["baseline"])
     trainer.before = lambda jobs: signal.raise_signal(signal.SIGTERM)
 
-    def broken(study: Study, last: bool) -> dict[str, Any]:
+    def broken(study: Study, last: bool) -> Summary:
         raise AttributeError("partially initialized module")
 
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-        run_study(on_digits("sota", tmp_path), report=broken)
-    assert "table is not written anew: partially initialized" in capsys.readouterr().out
+        run_study(on_digits("sota", tmp_path), output=broken)
+    assert "table could not be written again: partially initialized" in capsys.readouterr().out
 
 
-def test_sigterm_between_two_runs_is_as_ctrl_c(
+def test_sigterm_between_two_runs_is_like_ctrl_c(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
-    def stopped(study: Study, last: bool) -> dict[str, Any]:
+    def stopped(study: Study, last: bool) -> Summary:
         if not told:
             told.append(study.name)
             signal.raise_signal(signal.SIGTERM)
-        return {}
+        return summarize(study)
 
     told: list[str] = []
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-        run_study(on_digits("sota", tmp_path), report=stopped)
+        run_study(on_digits("sota", tmp_path), output=stopped)
     assert len(trainer.calls) == 1
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -307,18 +307,18 @@ def test_sigterm_between_two_runs_is_as_ctrl_c(
 def test_a_baseline_without_weights_is_refused_where_an_arm_starts_from_it(
     trainer: Any, on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Results that were published, say: metrics, and no checkpoints."""
+    """Published results, for example, have metrics but no checkpoints."""
     run_study(on_digits("sota", tmp_path / "first"), only=["baseline", "lns"])
     given = tmp_path / "first" / "baseline"
     [weights] = (given / "seed-1").glob("checkpoint-*.safetensors")
     weights.write_bytes(b"damaged")
     calls = len(trainer.calls)
     with monkeypatch.context() as patched:
-        patched.setattr(core, "load", lambda *args: pytest.fail("no data are loaded for this"))
-        with pytest.raises(ValueError, match=r"no usable .*seed-1: .* start from metrics alone"):
+        patched.setattr(Data, "load", lambda *args: pytest.fail("no data are loaded for this"))
+        with pytest.raises(ValueError, match=r"seed-1 has no usable .* start from metrics alone"):
             run_study(on_digits("sota", tmp_path / "second", baseline=given))
-        checkpoints.save(given / "seed-1", Checkpoint(0, 0, {}, {}))  # whole, but not its last
-        with pytest.raises(ValueError, match=r"finished with 1 epochs, .* whole .* of epoch 0"):
+        checkpoints.save(given / "seed-1", Checkpoint(0, 0, {}, {}))  # undamaged, but not the last
+        with pytest.raises(ValueError, match=r"finished with 1 epochs, .* undamaged .* of epoch 0"):
             run_study(on_digits("sota", tmp_path / "second", baseline=given))
     assert len(trainer.calls) == calls
     assert not (tmp_path / "second").exists()
@@ -326,16 +326,18 @@ def test_a_baseline_without_weights_is_refused_where_an_arm_starts_from_it(
     run_study(on_digits("sota", tmp_path / "first", baseline=given), only=["lns"])  # is finished
     assert trainer.calls[calls:] == [["tbn/seed-0", "tbn/seed-1"]]
     study = on_digits("sota", tmp_path / "second", baseline=given, tables_only=True)
-    assert [arm["name"] for arm in write_tables(study)["arms"]] == ["baseline", "tbn"]
+    assert [arm.name for arm in write_tables(study).arms] == ["baseline", "tbn"]
 
 
-def test_a_start_of_its_own_that_lost_its_weights_is_refused_before_anything_is_trained(
+def test_a_start_that_lost_its_weights_is_refused_before_anything_is_trained(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
     run_study(on_digits("sota", tmp_path), only=["baseline"])
     for part in (tmp_path / "baseline" / "seed-1").glob("checkpoint-*"):
         part.unlink()
-    with pytest.raises(ValueError, match=r"no usable .*seed-1: none there\. .* put its checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"seed-1 has no usable checkpoint\. .* restore its checkpoint"
+    ):
         run_study(on_digits("sota", tmp_path))
     assert len(trainer.calls) == 1
     run_study(on_digits("sota", tmp_path), only=["tbn"])  # which starts from nothing
@@ -350,7 +352,7 @@ def test_a_seed_that_was_copied_is_not_counted_as_another(
     shutil.copytree(tmp_path / "tbn" / "seed-0", tmp_path / "tbn" / "seed-1")
     for again in (lambda: run_study(study, only=["tbn"]), lambda: write_tables(study)):
         with pytest.raises(
-            ValueError, match=r"recipe.json is of seed 0, and .* seed 1's: .*Delete"
+            ValueError, match=r"recipe.json is of seed 0, but .* for seed 1: .*Delete"
         ):
             again()
 
@@ -358,10 +360,10 @@ def test_a_seed_that_was_copied_is_not_counted_as_another(
 def test_an_arm_of_another_baseline_is_refused(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
-    """Its baseline was trained anew after it, say: the table would compare what does not belong together."""
+    """For example, its baseline was trained again after it: the table would compare unrelated runs."""
     run_study(on_digits("sota", tmp_path, 1), only=["lns"])
     baseline, lns = tmp_path / "baseline", tmp_path / "lns" / "seed-0"
-    given = {"images": {}, "start": {"folder": "elsewhere", "sha256": "another"}}
+    given = {"images": IMAGES, "start": {"folder": "elsewhere", "sha256": "another"}}
     (lns / "provenance.json").write_text(json.dumps(given))
     with pytest.raises(RunError, match=rf"{lns} .* weights of elsewhere .* has others"):
         run_study(on_digits("sota", tmp_path, 1), only=["tbn"])
@@ -370,25 +372,25 @@ def test_an_arm_of_another_baseline_is_refused(
     run_study(on_digits("sota", tmp_path, 1), only=["tbn"])
     shutil.rmtree(baseline)
     calls = len(trainer.calls)
-    with pytest.raises(RunError, match=rf"{baseline} holds no finished run"):
+    with pytest.raises(RunError, match=rf"{baseline} does not hold a finished run"):
         run_study(on_digits("sota", tmp_path, 1))
     assert len(trainer.calls) == calls
 
 
-def test_a_baseline_whose_result_was_deleted_goes_on_under_finished_arms(
+def test_a_baseline_whose_result_was_deleted_resumes_under_finished_arms(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
     """As the error of a damaged result.json or checkpoint says. It may end with other weights than the arms had."""
     run_study(on_digits("sota", tmp_path, 1), only=["lns"])
     baseline, lns = tmp_path / "baseline" / "seed-0", tmp_path / "lns" / "seed-0"
-    given = {"images": {}, "start": {"folder": "b", "sha256": checkpoints.identity(baseline)}}
+    given = {"images": IMAGES, "start": {"folder": "b", "sha256": checkpoints.identity(baseline)}}
     (lns / "provenance.json").write_text(json.dumps(given))
     (baseline / "result.json").unlink()
-    with pytest.raises(RunError, match="holds no finished run"):
+    with pytest.raises(RunError, match="does not hold a finished run"):
         run_study(on_digits("sota", tmp_path, 1), only=["tbn"])  # which does not train it
     summary = run_study(on_digits("sota", tmp_path, 1), only=["lns"])
     assert trainer.trained == ["baseline/seed-0", "lns/seed-0", "baseline/seed-0"]
-    assert [len(arm["runs"]) for arm in summary["arms"]] == [1, 1]
+    assert [len(arm.runs) for arm in summary.arms] == [1, 1]
 
     given["start"]["sha256"] = "another"
     (lns / "provenance.json").write_text(json.dumps(given))
@@ -406,32 +408,41 @@ def test_another_recipe_in_the_folder_is_refused(
     assert len(trainer.calls) == 1
 
 
-def test_a_result_without_its_recipe_is_no_result(
+def test_a_result_without_its_recipe_is_refused(
     trainer: Any, on_digits: OnDigits, tmp_path: Path
 ) -> None:
     study = on_digits("ablation", tmp_path, 1)
     run_study(study, only=["baseline"])
     (tmp_path / "baseline" / "seed-0" / "recipe.json").unlink()
     for again in (lambda: run_study(study), lambda: write_tables(study)):
-        with pytest.raises(ValueError, match=r"baseline/seed-0 has a result.json and no recipe"):
+        with pytest.raises(ValueError, match=r"baseline/seed-0 has a result.json but no recipe"):
             again()
     assert len(trainer.calls) == 1
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"engine": "pol"}, "unknown engine 'pol'. Did you mean 'pool'"),
-        ({"at_once": 0}, "at-once=0 should be at least 1"),
-        ({"engine": "pool", "workers": 0}, "workers=0 should be at least 1"),
-        ({"device": "tpu"}, "device='tpu' should be cpu or cuda"),
+        (StudyEngine, {"name": "pol"}, "unknown engine 'pol'. Did you mean 'pool'"),
+        (StudyEngine, {"at_once": 0}, "at-once=0 should be at least 1"),
+        (StudyEngine, {"name": "pool", "workers": 0}, "workers=0 should be at least 1"),
+        (RunOptions, {"device": "tpu"}, "device='tpu' should be cpu or cuda"),
+        (RunOptions, {"evaluate_every": 0}, "evaluate_every=0 should be at least 1"),
     ],
 )
-def test_bad_options_are_refused_and_leave_nothing(
-    on_digits: OnDigits, tmp_path: Path, options: dict[str, Any], message: str
+def test_engines_and_options_are_checked_when_they_are_made(
+    kind: type, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        run_study(on_digits("ablation", tmp_path / "out"), **options)
+        kind(**options)
+
+
+def test_a_gpu_that_is_missing_is_refused_and_leaves_nothing(
+    on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"device='cuda', but torch .* finds no GPU here"):
+        run_study(on_digits("ablation", tmp_path / "out"), options=RunOptions(device="cuda"))
     assert not (tmp_path / "out").exists()
 
 
@@ -451,7 +462,7 @@ def test_arms_that_distill_get_the_teacher_and_others_none(
     assert trainer.calls == []
 
 
-def test_a_teacher_is_looked_at_before_anything_is_trained(
+def test_a_teacher_is_checked_before_anything_is_trained(
     trainer: Any, on_digits: OnDigits, tmp_path: Path, teacher_run: Path
 ) -> None:
     def refused(reason: str, *overrides: str, teacher: Path = teacher_run) -> None:
@@ -461,18 +472,18 @@ def test_a_teacher_is_looked_at_before_anything_is_trained(
         assert trainer.calls == []
 
     command = r"\(unflip train cifar10-resnet20-teacher data.name=digits"
-    refused(rf"--teacher {tmp_path} is not one: give another {command}\)", teacher=tmp_path)
+    refused(rf"which {tmp_path} is not: give another --teacher {command}\)", teacher=tmp_path)
     refused(
-        rf"digits with 9 images held out, .* digits with 0 images .* {command} data.validation=9\)",
+        rf"digits with 9 images held out, but the teacher .* validation=0 .* {command} data.validation=9\)",
         "data.validation=9",
     )
     weights = teacher_run / "seed-0" / "checkpoint-00001-000000.safetensors"
     checkpoints.save(weights.parent, Checkpoint(0, 0, {}, {}))
     weights.write_bytes(b"damaged")
-    refused(r"is finished with 1 epochs, but its last whole checkpoint is of epoch 0")
+    refused(r"is finished with 1 epochs, but its last undamaged checkpoint is of epoch 0")
     for path in (teacher_run / "seed-0").glob("checkpoint-*"):
         path.unlink()
-    refused(r"no usable checkpoint in .*: none there; or give another")
+    refused(r"has no usable checkpoint\. Or give another --teacher")
     study = on_digits("beyond", tmp_path / "out", 1, teacher=None)
     run_study(study, only=["conv"])
     assert trainer.trained == ["conv/seed-0"]
@@ -483,7 +494,7 @@ def test_a_finished_arm_needs_no_teacher_any_more(
 ) -> None:
     run_study(on_digits("beyond", tmp_path, 1), only=["fast-distill"])
     summary = run_study(on_digits("beyond", tmp_path, 1, teacher=None), only=["fast-distill"])
-    assert [len(arm["runs"]) for arm in summary["arms"]] == [1]
+    assert [len(arm.runs) for arm in summary.arms] == [1]
 
 
 def test_studies_that_make_no_sense_are_refused(on_digits: OnDigits, tmp_path: Path) -> None:
@@ -525,8 +536,8 @@ def test_workers_get_an_arm_when_its_start_is_finished(
     trainer: Any, on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(3)
-    monkeypatch.setattr(core, "_workers", lambda *args: queue)
-    run_study(on_digits("ablation", tmp_path), engine="pool")
+    monkeypatch.setattr(runner, "_workers", lambda *args: queue)
+    run_study(on_digits("ablation", tmp_path), engine=StudyEngine("pool"))
     assert trainer.calls[0] == ["baseline/seed-0", "baseline/seed-1"]
     assert len(trainer.calls) == 9
     assert len(set(trainer.trained)) == 18
@@ -537,7 +548,7 @@ def test_workers_are_stopped_when_one_fails(
     trainer: Any, on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(2)
-    monkeypatch.setattr(core, "_workers", lambda *args: queue)
+    monkeypatch.setattr(runner, "_workers", lambda *args: queue)
 
     def fails(jobs: Any) -> None:
         if len(trainer.calls) == 2:
@@ -545,31 +556,31 @@ def test_workers_are_stopped_when_one_fails(
 
     trainer.before = fails
     with pytest.raises(RunError, match="the disk is full"):
-        run_study(on_digits("ablation", tmp_path), engine="pool")
+        run_study(on_digits("ablation", tmp_path), engine=StudyEngine("pool"))
     assert queue.stopped
-    assert len(saved(tmp_path)["arms"][0]["runs"]) == 2
+    assert len(Summary.read(tmp_path).arms[0].runs) == 2
 
 
 def test_tables_of_what_is_finished_train_nothing(
     tmp_path: Path, trainer: Any, on_digits: OnDigits
 ) -> None:
     given = on_digits("readings", tmp_path / "given", 2)
-    run_study(given, only=["baseline"], device="cpu")
+    run_study(given, only=["baseline"])
     out = tmp_path / "out"
-    run_study(on_digits("readings", out, 1), only=["conv"], device="cpu")
+    run_study(on_digits("readings", out, 1), only=["conv"])
     trained = list(trainer.trained)
 
     baseline = tmp_path / "given" / "baseline"
     study = on_digits("readings", out, 5, baseline=baseline, tables_only=True)
-    saved = write_tables(study)
+    summary = write_tables(study)
     assert trainer.trained == trained
-    assert {a["name"]: len(a["runs"]) for a in saved["arms"]} == {"baseline": 2, "conv": 1}
+    assert {a.name: len(a.runs) for a in summary.arms} == {"baseline": 2, "conv": 1}
     written = (out / "table.md").read_text()
-    assert "one shortcut a convolution" in written
+    assert "one shortcut per convolution" in written
     assert ", up to 2 seeds." in written
 
     with pytest.raises(ValueError, match="seed-2 is not a finished run"):
-        on_digits("readings", out, 5, baseline=baseline)  # to train, all of them have to be there
+        on_digits("readings", out, 5, baseline=baseline)  # training needs all seeds
     with pytest.raises(ValueError, match="no finished run"):
         write_tables(on_digits("readings", tmp_path / "nothing", 5))
 
@@ -585,7 +596,7 @@ def test_tables_of_another_recipe_say_the_difference(
 def test_arms_that_a_table_leaves_out_are_named(
     tmp_path: Path, trainer: Any, on_digits: OnDigits, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An override that one arm has not, given later: its row is of before, the others' no longer belong beside it."""
+    """An override that one arm does not have, given later: its row is unchanged, the others are of another recipe."""
     run_study(on_digits("ablation", tmp_path, 1))
     assert "not in the table" not in capsys.readouterr().out
     changed = on_digits("ablation", tmp_path, 1, "method.rho_plus=0.1")
@@ -593,7 +604,7 @@ def test_arms_that_a_table_leaves_out_are_named(
         lambda: run_study(changed, only=["finetune-0.01"]),
         lambda: write_tables(changed),
     ):
-        names = [arm["name"] for arm in again()["arms"]]
+        names = [arm.name for arm in again().arms]
         assert "lns" not in names
         assert "finetune-0.01" in names
         said = capsys.readouterr().out
@@ -605,7 +616,7 @@ def test_arms_that_a_table_leaves_out_are_named(
 
 
 @pytest.mark.parametrize("text", ["", '{"seeds": [0, ', "[]", '{"seeds": null}', "{}", "\0\0"])
-def test_a_damaged_summary_is_put_aside_and_written_anew(
+def test_a_damaged_summary_is_set_aside_and_written_again(
     tmp_path: Path,
     trainer: Any,
     on_digits: OnDigits,
@@ -613,25 +624,25 @@ def test_a_damaged_summary_is_put_aside_and_written_anew(
     text: str,
 ) -> None:
     study = on_digits("ablation", tmp_path, 1)
-    whole = run_study(study, only=["baseline"])
+    undamaged = run_study(study, only=["baseline"])
     path = tmp_path / "study.json"
     for again in (lambda: run_study(study, only=["baseline"]), lambda: write_tables(study)):
         path.write_text(text)
-        assert again() == whole == saved(tmp_path)
+        assert again() == undamaged == Summary.read(tmp_path)
         aside = tmp_path / "study.json.damaged"
         assert aside.read_text() == text
         said = capsys.readouterr().out
         assert f"{path} is damaged" in said
-        assert f"written anew from the runs; the damaged one is now {aside}" in said
+        assert f"written again from the runs; the damaged file is now {aside}" in said
 
 
-def test_a_table_that_is_written_over_by_one_of_fewer_seeds(
+def test_a_table_of_fewer_seeds_than_before_is_announced(
     tmp_path: Path, trainer: Any, on_digits: OnDigits, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_study(on_digits("ablation", tmp_path, 3), only=["baseline"])
     run_study(on_digits("ablation", tmp_path, 3), only=["baseline"])
     assert "now shows" not in capsys.readouterr().out
-    said = f"the table in {tmp_path} was of 3 seeds and now shows 1; --seeds 3 shows them again"
+    said = f"the table in {tmp_path} had 3 seeds and now shows 1; --seeds 3 shows them again"
     run_study(on_digits("ablation", tmp_path, 1), only=["baseline"])
     assert said in capsys.readouterr().out
     write_tables(on_digits("ablation", tmp_path, 3))

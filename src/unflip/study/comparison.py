@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import statistics
+import warnings
 from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
@@ -56,7 +57,11 @@ def welch(a: ArmSummary, b: ArmSummary) -> TTest:
     difference = statistics.fmean(x) - statistics.fmean(y)
     if statistics.pvariance(x) == statistics.pvariance(y) == 0:
         return TTest(a=a.name, b=b.name, difference=difference)
-    t, df, p = _finite(stats.ttest_ind(x, y, equal_var=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # one arm may have equal runs; the other does not
+        t, df, p = _finite(stats.ttest_ind(x, y, equal_var=False))
     return TTest(a=a.name, b=b.name, difference=difference, t=t, df=df, p=p)
 
 
