@@ -10,7 +10,8 @@ from unflip import __version__
 from unflip.recipes.command import as_yaml, with_seeds
 from unflip.recipes.load import run_name
 from unflip.report.curves import curves, mean_and_std
-from unflip.report.sign_changes import CHANNELS, Pair, SignChanges
+from unflip.report.sign_changes import Pair, SignChanges
+from unflip.report.signs_file import CHANNELS
 from unflip.report.study_section import (
     is_float,
     made_with,
