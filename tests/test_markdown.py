@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,13 +22,13 @@ SENTENCE_END = re.compile(r"[.!?:…][)\"'*_]*$")
 NEXT_SENTENCE = re.compile(r"[.!?][)\"'*_]*\s+(?=[\"'(*_]*[A-Z0-9Α-Ωα-ω])")
 
 BRITISH = re.compile(
-    r"\b(\w*colour\w*|\w*cent(re|red|res|ring)|gr[e]y\w*|licen[c]e\w*|\w*behaviour\w*|\w*neighbour\w*|\w*favour\w*"
+    r"(?<![.\w])(\w*colour\w*|\w*cent(re|red|res|ring)|gr[e]y\w*|licen[c]e\w*|\w*behaviour\w*|\w*neighbour\w*|\w*favour\w*"
     r"|\w*(normal|general|recogn|optim|standard|initial|quant|binar|summar|serial|special|minim|maxim|vector"
     r"|parallel|real|organ|local|capital|visual|synchron|emphas|character)is(e|es|ed|ing|ation|ations|er|ers)"
     r"|\w*(label|model|cancel|travel)l(ed|ing)|analys(e|ed|es|ing)|artefact\w*|catalogue\w*|misspelt|learnt|whilst)\b",
     re.IGNORECASE,
 )
-IDIOM = re.compile(r"\b(is there|anew|go(es)? on|without a word|of one's own|all but held)\b")
+IDIOM = re.compile(r"\b(is there|anew|goes on|without a word|of one's own)\b")
 
 
 class Line(NamedTuple):
@@ -79,7 +80,7 @@ def plain(text: str) -> str:
 def problems(page: str) -> list[str]:
     lines = list(prose(page))
     found = []
-    for line, after in zip(lines, [*lines[1:], None], strict=True):
+    for line, after in zip_longest(lines, lines[1:]):
         text = plain(line.text)
         continues = after is not None and after.follows
         fragment = line.item and not continues  # a list item may be a name or a phrase
