@@ -60,8 +60,7 @@ def prose(text: str) -> Iterator[Line]:
         item = LIST_ITEM.match(line) is not None
         indent = len(line) - len(line.lstrip())
         in_list = item or (in_list and indent > 0)
-        code = indent >= 4 and blank and not item or (indent >= 6 and blank)
-        if not item and (code or (indent >= 4 and not in_list)):
+        if not item and indent >= 4 and (blank or not in_list):
             continue  # an indented block of code
         blank = False
         if bare.startswith(("|", "#", "<!--", "![")):
@@ -135,7 +134,9 @@ def written() -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "instead"), [(BRITISH, "American spelling"), (IDIOM, "plain words")], ids=["spelling", "idiom"]
+    ("pattern", "instead"),
+    [(BRITISH, "American spelling"), (IDIOM, "plain words")],
+    ids=["spelling", "idiom"],
 )
 def test_words(pattern: re.Pattern[str], instead: str) -> None:
     found = [
