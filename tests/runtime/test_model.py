@@ -1,4 +1,7 @@
-"""``unflip.load`` and what it gives: the same numbers as the reference, for every way of asking."""
+"""``unflip.load`` and what it gives: the same numbers as the reference, for every way of asking.
+
+One file of more than 400 lines, because all tests share the same packed networks.
+"""
 
 from __future__ import annotations
 
