@@ -515,7 +515,9 @@ def test_the_picker_opens_on_the_published_method_or_the_last_arm_with_a_mapping
     [section] = data["sections"]
     plain, mapped = section["signs"]
     arm = section["arms"][2]
-    section["arms"] = [{**arm, "name": name, "label": f"arm {name}", "method": "lns"} for name in names]
+    section["arms"] = [
+        {**arm, "name": name, "label": f"arm {name}", "method": "lns"} for name in names
+    ]
     section["signs"] = [{**(mapped if i else plain), "arm": i} for i in range(len(names))]
     write_report(data, tmp_path / "report.html")
     page.open(tmp_path / "report.html", *DESK)
