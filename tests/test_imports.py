@@ -93,7 +93,7 @@ MAY_NAME_LNS = ("methods/", "kernels/", "recipes/", "study/paper.py", "demo.py")
 MOST_FILES_OF_TRAIN = 14
 MOST_LINES = 400
 # A longer file says why, in its first lines, in a sentence with these words.
-REASON = re.compile(r"more than 400 lines[,:]? because")
+REASON = re.compile(r"[Mm]ore than 400 lines(:|,? because) \w+")
 REASON_WITHIN = 12
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".js")
 

@@ -1,7 +1,4 @@
-"""Files that are broken, or meant to break: each is refused with a reason; none crashes or gives a wrong answer.
-
-One file of more than 400 lines, because all tests change the same few packed files.
-"""
+"""Files that are broken, or meant to break: each is refused with a reason; none crashes or gives a wrong answer."""
 
 from __future__ import annotations
 

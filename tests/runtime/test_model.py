@@ -1,7 +1,4 @@
-"""``unflip.load`` and what it gives: the same numbers as the reference, for every way of asking.
-
-One file of more than 400 lines, because all tests share the same packed networks.
-"""
+"""``unflip.load`` and what it gives: the same numbers as the reference, for every way of asking."""
 
 from __future__ import annotations
 
