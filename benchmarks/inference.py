@@ -1,5 +1,7 @@
 """How fast packed networks run here, beside other engines on the same machine in the same minutes.
 
+One file of more than 400 lines, because measuring, comparing and printing share one table of engines and networks.
+
     pip install -r benchmarks/requirements.txt      # the peers; each is optional
     python benchmarks/inference.py [--networks resnet18,resnet20] [--seconds 10] [--json FILE]
 

@@ -1,4 +1,7 @@
-"""binarize: what is swapped, what stays, what is refused, and weights to and from the float twin."""
+"""binarize: what is swapped, what stays, what is refused, and weights to and from the float twin.
+
+One file of more than 400 lines, because it tests one function and its inverse, with the same models.
+"""
 
 import subprocess
 import sys

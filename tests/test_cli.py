@@ -1,4 +1,7 @@
-"""The ``unflip`` command as a person meets it: what it prints, and what it says when something is wrong."""
+"""The ``unflip`` command as a person meets it: what it prints, and what it says when something is wrong.
+
+One file of more than 400 lines, because all commands are tested with the same runs and packed file.
+"""
 
 from __future__ import annotations
 

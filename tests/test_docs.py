@@ -1,5 +1,7 @@
-"""What the README and the docs say works: their code is run, their commands and links exist."""
+"""The README and the docs are right: their code runs; their commands, links, names and paths exist."""
 
+import importlib
+import inspect
 import re
 import shlex
 import warnings
@@ -12,39 +14,59 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import unflip
+from unflip import data as unflip_data
 from unflip import models
 from unflip.cli import app
+from unflip.data import registry as data_registry
 from unflip.methods import base, registry
 from unflip.models import base as models_base
 from unflip.recipes.load import load_recipe
+from unflip.study import runner
+from unflip.study.paper import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
     ROOT / "results" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
 
-def code_blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+def code_blocks(page: Path, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def inline_code(page: Path) -> list[str]:
+    """Code inside sentences and tables."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub links to them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def commands() -> list[str]:
     """Those in blocks, and those in the last cell of a row of the README's tables."""
     lines = "\n".join(page.read_text() for page in PAGES).splitlines()
     found = [line.strip().split("#")[0].strip() for line in lines if line.startswith("    unflip ")]
-    found += [cell[1] for line in lines if (cell := re.search(r"`(unflip [^`]+)` \|$", line))]
+    found += [cell[1] for line in lines if (cell := re.search(r"\| `(unflip [^`]+)` \|$", line))]
     assert len(found) >= 20
     return sorted(set(found))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        if target.startswith("http"):
+            continue
+        other = page.parent / path if path else page
+        assert other.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(other), f"{page.name} links to {target}"
 
 
 def parse(words: list[str]) -> None:
@@ -71,15 +93,60 @@ def test_commands_exist(command):
         assert words[0] in known
 
 
+def inline_commands() -> list[str]:
+    found = {code for page in PAGES for code in inline_code(page) if code.startswith("unflip ")}
+    return sorted(code for code in found if "..." not in code)
+
+
+@pytest.mark.parametrize("command", inline_commands())
+def test_commands_in_sentences_exist(command):
+    """A sentence may name a command without all that it needs, such as `unflip pack`."""
+    try:
+        parse(shlex.split(command))
+    except Exception as error:  # typer has its own copy of click, under a private name
+        if type(error).__name__ not in ("MissingParameter", "NoArgsIsHelpError"):
+            raise
+
+
+def python_names() -> list[str]:
+    """Names such as `unflip.runs.Run` in sentences; `unflip.h` is a file."""
+    found = {code for page in PAGES for code in inline_code(page)}
+    names = [re.match(r"unflip(\.\w+)+", code) for code in found]
+    return sorted({name[0] for name in names if name} - {"unflip.h"})
+
+
+@pytest.mark.parametrize("name", python_names())
+def test_names_in_sentences_exist(name):
+    value = unflip
+    for place, part in enumerate(name.split(".")[1:], 2):
+        if not hasattr(value, part):
+            importlib.import_module(".".join(name.split(".")[:place]))
+        value = getattr(value, part)
+
+
+def test_the_paths_of_the_architecture_page_exist():
+    """Paths with a placeholder in capitals are not checked."""
+    paths = [
+        code
+        for code in inline_code(ROOT / "docs" / "architecture.md")
+        if re.fullmatch(r"[\w.-]+/[\w./-]*", code) and not re.search(r"[A-Z]{3}", code)
+    ]
+    assert len(paths) > 50
+    homes = (ROOT, ROOT / "src" / "unflip")
+    missing = [path for path in paths if not any((home / path).exists() for home in homes)]
+    assert not missing
+
+
+def test_make_has_every_target_that_a_page_names():
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(r"(?:^    |`)make (\w+)", page.read_text(), re.MULTILINE):
+            assert f"\n{target}:" in makefile, f"{page.name}: make {target}"
+
+
 def test_the_readme_lists_every_method():
     listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == unflip.methods.names()
-
-
-def test_the_makefile_has_the_readmes_two_commands():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
-        assert f"\n{target}:" in makefile
 
 
 def test_readme_snippet_runs(capsys, tmp_path, monkeypatch):
@@ -105,7 +172,7 @@ def own_loop(method):
 
 
 def test_own_loop_snippet_runs():
-    snippet, _ = code_blocks(ROOT / "docs" / "training.md")
+    _, _, snippet, _ = code_blocks(ROOT / "docs" / "training.md")
     model, scope = own_loop("irnet")
     weight = model[0].weight.detach().clone()
     exec(snippet, {**scope, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
@@ -129,7 +196,7 @@ def test_the_methods_that_need_a_hook_are_listed(hook):
 
 
 def test_bops_two_optimizers_run():
-    _, snippet = code_blocks(ROOT / "docs" / "training.md")
+    *_, snippet = code_blocks(ROOT / "docs" / "training.md")
     model, scope = own_loop("bop")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -162,7 +229,7 @@ def test_lns_snippet_runs(capsys):
 
 
 def test_the_new_method_of_the_guide_works():
-    source, _, its_test = code_blocks(ROOT / "docs" / "new-method.md")
+    source, its_test, _, _ = code_blocks(ROOT / "docs" / "new-method.md")
     scope: dict = {"__name__": "tanhsign"}
     try:
         exec(compile(source, "tanhsign.py", "exec", dont_inherit=True), scope)
@@ -182,7 +249,7 @@ def test_the_new_method_of_the_guide_works():
 
 
 def test_the_network_of_the_guide_trains_by_any_method(tmp_path):
-    _, source, _ = code_blocks(ROOT / "docs" / "new-method.md")
+    _, _, source, _ = code_blocks(ROOT / "docs" / "new-method.md")
     try:
         exec(compile(source, "mynet.py", "exec", dont_inherit=True), {"__name__": "mynet"})
         for method in ("float", "xnor", {"name": "lns", "base": "dorefa"}):
@@ -192,3 +259,75 @@ def test_the_network_of_the_guide_trains_by_any_method(tmp_path):
         assert [type(layer) is nn.Conv2d for layer in (skipped[0], skipped[2])] == [True, False]
     finally:
         models_base._REGISTRY.pop("mynet", None)
+
+
+def test_the_data_set_of_the_guide_is_right(tmp_path):
+    *_, source = code_blocks(ROOT / "docs" / "new-method.md")
+    try:
+        exec(compile(source, "stripes.py", "exec", dont_inherit=True), {"__name__": "stripes"})
+        data = unflip_data.load("stripes", size=6)
+        assert data.spec.shape == (1, 6, 6)
+        held_out = data.split(40)
+        assert set(held_out.test_labels) == {0, 1}
+        assert len(held_out) == 200
+    finally:
+        data_registry._REGISTRY.pop("stripes", None)
+
+
+def test_a_recipe_is_trained_and_its_network_loaded(tmp_path, monkeypatch, capsys):
+    """The snippets of docs/training.md; the second one trains what the first one loads."""
+    loading, training, *_ = code_blocks(ROOT / "docs" / "training.md")
+    monkeypatch.chdir(tmp_path)
+    exec(training, {})
+    scope: dict = {}
+    exec(loading, scope)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("finished ")
+    assert not scope["model"].training
+    assert scope["model"](torch.zeros(1, *scope["run"].inputs.shape)).shape == (1, 10)
+
+
+def test_packing_snippets_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 2))
+    images = torch.randn(3, 3, 2, 2)
+    model = unflip.binarize(layers, "dorefa", quiet=True)
+    scope = {"model": model, "example_input": images[:1], "images": images}
+    for snippet in code_blocks(ROOT / "docs" / "deploy.md"):
+        exec(snippet, scope)
+    assert scope["size"] == (tmp_path / "model.unflip").stat().st_size
+    assert scope["scores"].shape == (3, 2)
+
+
+def test_the_study_of_the_guide_can_be_called(monkeypatch, capsys):
+    """It would train for hours: the call is checked, and every arm is there."""
+    [snippet] = code_blocks(ROOT / "docs" / "studies.md")
+    signature = inspect.signature(runner.run_study)
+
+    class Arm:
+        mean = 85.0
+
+    class Summary:
+        def arm(self, name):
+            return (
+                Arm() if name in [draft.name for draft in EXPERIMENTS["ablation"].drafts] else None
+            )
+
+    def called(*arguments, **options):
+        bound = signature.bind(*arguments, **options)
+        bound.arguments["study"].only(bound.arguments["only"])
+        return Summary()
+
+    monkeypatch.setattr(runner, "run_study", called)
+    exec(snippet, {})
+    assert capsys.readouterr().out == "85.0\n"
+
+
+def test_recipes_in_the_docs_are_valid(tmp_path):
+    [whole] = code_blocks(ROOT / "docs" / "training.md", "yaml")
+    path = tmp_path / "whole.yaml"
+    path.write_text(re.sub(r"^uses: .*\n", "", whole, flags=re.MULTILINE))
+    recipe = load_recipe(path)
+    assert recipe.method["warm_steps"] == 2000
+    assert recipe.start == "cifar10-resnet20-dorefa"
+    [part] = code_blocks(ROOT / "docs" / "new-method.md", "yaml")
+    assert set(re.findall(r"^(\w+):", part, re.MULTILINE)) <= set(type(recipe).model_fields)

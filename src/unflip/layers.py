@@ -361,7 +361,7 @@ def binary_layers(model: nn.Module) -> Iterator[tuple[str, BinaryLayer]]:
 
 
 def auxiliary_loss(model: nn.Module) -> Tensor:
-    """The auxiliary loss of the methods, summed over the layers (for LNS: α Σ ℓ̃); zero if no layer has one."""
+    """The auxiliary loss of the methods, summed over the layers; zero if no layer has one."""
     losses = auxiliary_losses(model)
     if losses:
         return torch.stack(list(losses.values())).sum()

@@ -1,5 +1,7 @@
 """The fused binary convolution: values, gradients, every block, compile, and what it refuses.
 
+One file of more than 400 lines, because Triton's interpreter runs it again as a whole.
+
 On a CUDA machine the kernels run for real. Elsewhere one test runs this file again in a process of its own, in
 Triton's interpreter, which has to be chosen before Triton is imported.
 """

@@ -1,6 +1,7 @@
-// Just enough of CUDA to run the kernels of src/unflip/train/*.cu in one thread of a CPU. On a device, they bring their
+// Just enough of CUDA to run the kernels of src/unflip/kernels/*/*.cu in one thread of a CPU. On a device, they bring their
 // instructions as inline PTX; without the compiler for GPUs they include this file, and what was an instruction is a
 // function of the same name here. See `emulated` in conftest.py.
+// This file has more than 400 lines, because a kernel includes one header in place of the device.
 //
 // Every thread of a block is a fiber. It runs until it meets the others: those of its warp in ldmatrix and mma, those
 // of its block in __syncthreads. The last to arrive computes for all.

@@ -1,4 +1,7 @@
-"""What every registered method has to do; a new method is held to it by being registered."""
+"""What every registered method has to do; a new method is held to it by being registered.
+
+One file of more than 400 lines, because all tests loop over the same table of methods and layers.
+"""
 
 import copy
 import dataclasses

@@ -1,8 +1,5 @@
 """Every method in every network, packed, against the network itself."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -150,15 +147,3 @@ def test_networks_of_vectors(agree, lively):
     ]
     model = binarize(nn.Sequential(*layers), "xnor", quiet=True)
     agree(lively(model), torch.randn(4, 20))
-
-
-def test_the_guides_snippet_runs(tmp_path, monkeypatch):
-    page = Path(__file__).parents[2] / "docs" / "deploy.md"
-    [snippet] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    model = binarize(
-        nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 2)), "dorefa", quiet=True
-    )
-    scope = {"model": model, "example_input": torch.randn(1, 3, 2, 2)}
-    exec(snippet, scope)
-    assert scope["size"] == (tmp_path / "model.unflip").stat().st_size

@@ -508,14 +508,16 @@ def test_pickers_change_the_filter_that_is_shown(desk, report):
     ("names", "chosen"),
     [(["finetune", "mapping", "lns", "residual"], 2), (["finetune", "first", "second"], 2)],
 )
-def test_the_picker_opens_on_lns_or_the_last_arm_with_a_mapping(
+def test_the_picker_opens_on_the_published_method_or_the_last_arm_with_a_mapping(
     page, report, tmp_path, names, chosen
 ):
     data = json.loads(json.dumps(report[1]))
     [section] = data["sections"]
     plain, mapped = section["signs"]
     arm = section["arms"][2]
-    section["arms"] = [{**arm, "name": name, "label": f"arm {name}"} for name in names]
+    section["arms"] = [
+        {**arm, "name": name, "label": f"arm {name}", "method": "lns"} for name in names
+    ]
     section["signs"] = [{**(mapped if i else plain), "arm": i} for i in range(len(names))]
     write_report(data, tmp_path / "report.html")
     page.open(tmp_path / "report.html", *DESK)

@@ -1,4 +1,7 @@
-"""Studies as resumable work: order, what runs side by side, interruption, and runs that stop."""
+"""Studies as resumable work: order, what runs side by side, interruption, and runs that stop.
+
+One file of more than 400 lines, because all tests share the same small study.
+"""
 
 from __future__ import annotations
 

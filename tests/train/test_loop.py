@@ -1,4 +1,7 @@
-"""Nothing is lost: runs that are killed, stopped, damaged or crowded out end as if nothing had happened."""
+"""Nothing is lost: runs that are killed, stopped, damaged or crowded out end as if nothing had happened.
+
+One file of more than 400 lines, because all tests share the same ways to interrupt and resume a run.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ run, another device and every rank of a distributed run see the same batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.data.image_set import ImageSet
 from unflip.data.spec import InputSpec
+
+if TYPE_CHECKING:
+    from unflip.data.image_set import ImageSet
 
 
 class Source(Protocol):

@@ -10,10 +10,12 @@ from unflip import __version__
 from unflip.recipes.command import as_yaml, with_seeds
 from unflip.recipes.load import run_name
 from unflip.report.curves import curves, mean_and_std
-from unflip.report.sign_changes import CHANNELS, Pair, SignChanges
+from unflip.report.sign_changes import Pair, SignChanges
+from unflip.report.signs_file import CHANNELS
 from unflip.report.study_section import (
     is_float,
     made_with,
+    method_name,
     run_of_seed,
     study_section,
     trains_a_file,
@@ -203,6 +205,7 @@ def _run_arm(single: _Single, twice: bool) -> dict[str, Any]:
     return {
         "name": recipe["name"],
         "label": str(single.source) if twice else recipe["name"],
+        "method": method_name(recipe),
         "start": recipe.get("start"),
         "command": command,
         "yaml": as_yaml(recipe),

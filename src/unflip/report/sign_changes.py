@@ -6,15 +6,11 @@ from typing import Any
 
 from unflip.report import signs_file
 from unflip.report.curves import rounded
+from unflip.report.signs_file import NoWeights
 from unflip.runs import provenance
 from unflip.runs.run import Run
 
-CHANNELS = 64  # shown of a filter at most: nobody compares more, and they are most of the page
 Pair = tuple[int, Run, Run | None]  # seed, run, and its baseline's run of that seed
-
-
-class NoWeights(ValueError):
-    """Signs that cannot be compared; the page shows the message in their place."""
 
 
 class SignChanges:

@@ -11,7 +11,7 @@ from unflip.binarize import flips_by_layer
 from unflip.binarize import signs as model_signs
 from unflip.layers import BinaryLayer, binary_layers
 from unflip.report.curves import rounded
-from unflip.report.sign_changes import CHANNELS, NoWeights
+from unflip.report.signs_file import CHANNELS, NoWeights
 from unflip.runs.load import model_of
 from unflip.runs.run import Run
 from unflip.ste import sign

@@ -23,6 +23,11 @@ from unflip.study.summary import explain
 
 NAME = "signs.json.gz"
 FORMAT = 1
+CHANNELS = 64  # shown of a filter at most: nobody compares more, and they are most of the page
+
+
+class NoWeights(ValueError):
+    """Signs that cannot be compared; the page shows the message in their place."""
 
 
 class _Part(BaseModel):

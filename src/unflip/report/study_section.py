@@ -124,6 +124,7 @@ def _arm(folder: Path, arm: ArmSummary, by_name: dict[str, ArmSummary]) -> dict[
     return {
         "name": arm.name,
         "label": arm.label,
+        "method": method_name(arm.recipe),
         "start": by_name[arm.start].label if arm.start else None,
         "command": arm.command,
         "yaml": as_yaml(arm.recipe),
@@ -160,8 +161,13 @@ def trains_a_file(command: str, recipe: dict[str, Any]) -> bool:
     return shlex.split(command)[1:3] == ["train", f"{recipe['name']}.yaml"]
 
 
+def method_name(recipe: dict[str, Any]) -> str:
+    method = recipe.get("method", "float")
+    return method if isinstance(method, str) else str(method["name"])
+
+
 def is_float(recipe: dict[str, Any]) -> bool:
-    return recipe.get("method", "float") in ("float", {"name": "float"})
+    return method_name(recipe) == "float"
 
 
 def run_of_seed(folder: Path, seed: int) -> Run | None:

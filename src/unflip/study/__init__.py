@@ -13,7 +13,7 @@ output.py       writes study.json, table.md and figures
 table.py        table.md
 figures.py      curves, sweeps and differences as SVG
 experiment.py   an experiment of a paper as a study
-paper.py        the experiments of the LNS paper on CIFAR-10
+paper.py        the paper's experiments on CIFAR-10
 compare.py      given recipes as a study
 methods.py      every method on one recipe
 autobnn.py      AutoBNN's search of widths

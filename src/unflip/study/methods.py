@@ -1,6 +1,6 @@
 """Every method side by side: the same recipe and seeds, one table.
 
-Methods that correct an already trained network (LNS) are left out: they cannot be trained from scratch.
+Methods that correct an already trained network are left out: they cannot be trained from scratch.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from unflip.study.summary import ArmSummary, Summary
 
 
 def table(summary: Summary) -> str:
-    """One row per arm: "best (mean ± std)" of the last epoch, as the LNS paper has it, and the paper's beside it."""
+    """One row per arm: "best (mean ± std)" of the last epoch, and the paper's beside it."""
     reference = summary.arm(summary.reference)
     paper = any(arm.paper for arm in summary.arms)
     tested = any(test.p is not None for test in (*summary.tests, *summary.paired))

@@ -1,4 +1,7 @@
-"""The training loop: epochs, evaluation, checkpoints, signals, resuming. ``runs/run.py`` says what a run leaves."""
+"""The training loop: epochs, evaluation, checkpoints, signals, resuming. ``runs/run.py`` says what a run leaves.
+
+One file of more than 400 lines, because it is the life of a run from its folder to its result, in order.
+"""
 
 from __future__ import annotations
 

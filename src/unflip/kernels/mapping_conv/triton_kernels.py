@@ -111,9 +111,9 @@ def conv_kernel(
     w_ptr += squares * (9 * IN * OUT)
     total = tl.zeros((BLOCK_F, BLOCK_N), tl.float32)
     for step in tl.range(height * width * chunks):
-        neighbour = step // chunks
-        i = top + neighbour // width
-        j = left + neighbour % width
+        neighbor = step // chunks
+        i = top + neighbor // width
+        j = left + neighbor % width
         k = step % chunks * BLOCK_K + tl.arange(0, BLOCK_K)
         x = tl.load(
             x_at[:, None] + ((i * 3 + j) * K + k)[None, :],

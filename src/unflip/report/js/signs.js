@@ -81,15 +81,17 @@ class Signs {
     this.showArm();
   }
 
-  // The paper's figure shows LNS. If no arm has that name, take the last arm with f: later arms of
-  // a study add parts.
+  // An arm that has the name of its method is the method as published. Without such an arm, take
+  // the last arm with f: later arms of a study add parts.
   opening() {
     const mapped = ({ entry }) =>
       entry.kernels && entry.kernels.layers.some((layer) => layer.filters.some((one) => one.f));
-    const named = this.usable.findIndex(
-      (one) => mapped(one) && this.section.arms[one.entry.arm].name === "lns",
-    );
-    return Math.max(0, named >= 0 ? named : this.usable.findLastIndex(mapped));
+    const published = ({ entry }) => {
+      const arm = this.section.arms[entry.arm];
+      return arm.name === arm.method;
+    };
+    const found = this.usable.findIndex((one) => mapped(one) && published(one));
+    return Math.max(0, found >= 0 ? found : this.usable.findLastIndex(mapped));
   }
 
   get entry() {

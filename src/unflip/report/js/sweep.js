@@ -152,7 +152,7 @@ function sweepAxes(canvas, x, y, points, { width, bottom, edge }) {
   }
 }
 
-// "LNS, α = 0" and "LNS, α = 10" are a sweep of "LNS, α".
+// "base, α = 0" and "base, α = 10" are a sweep of "base, α".
 function sharedName(labels) {
   let shared = labels[0];
   for (const label of labels) while (!label.startsWith(shared)) shared = shared.slice(0, -1);
