@@ -94,7 +94,7 @@ MOST_FILES_OF_TRAIN = 14
 MOST_LINES = 400
 # A longer file says why, in its first lines, in a sentence with these words.
 REASON = re.compile(r"[Mm]ore than 400 lines(:|,? because) \w+")
-REASON_WITHIN = 12
+REASON_WITHIN = 30
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".js")
 
 

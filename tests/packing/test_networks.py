@@ -4,16 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from unflip import binarize, freeze, load, methods, models, summary
+from unflip import binarize, freeze, load, load_run, methods, models, summary
 from unflip.data import load as load_data
 from unflip.packing import make_packed, pack, read
 from unflip.packing.describe import describe, value_shapes
 from unflip.packing.file import to_bytes
 from unflip.packing.reference import evaluate, evaluate_all
-from unflip.recipes.build import build_model
 from unflip.recipes.load import load_recipe
-from unflip.runs import checkpoint
-from unflip.runs.load import model_state
 from unflip.train.job import RunOptions
 from unflip.train.loop import train
 
@@ -114,9 +111,7 @@ def test_the_same_answers_on_all_test_digits(tmp_path):
     data = load_data("digits", None)
     recipe = load_recipe("digits-dorefa", ["epochs=3", "model.width=8", "allow_no_flips=true"])
     train(recipe, data, tmp_path / "run", options=RunOptions(device="cpu"))
-    model = build_model(recipe, data, seed=0).eval()
-    saved = checkpoint.load_usable(tmp_path / "run" / "seed-0")
-    model.load_state_dict(model_state(saved.tensors))
+    model = load_run(tmp_path / "run")
     x = (torch.from_numpy(data.test_images) / 255 - data.mean[0]) / data.std[0]
     pack(model, x[:2], tmp_path / "digits.unflip")
     with torch.no_grad():
