@@ -31,7 +31,7 @@ wheel: $(VENV)/installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 # All studies on one page, build/report.html, made from the archives in results/.
-STUDIES := readings ablation sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods
+STUDIES := readings ablation theta-rate sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods
 report: $(VENV)/installed
 	rm -rf build/results
 	mkdir -p build/results

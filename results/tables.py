@@ -27,6 +27,7 @@ REFERENCES = {
     "first-controls": "lns",
     "readings": "baseline",
     "ablation": "finetune-0.01",
+    "theta-rate": "finetune",
     "sota": "baseline",
     "controls": "finetune",
     "corrections": "finetune",
