@@ -193,7 +193,7 @@ def test_a_teacher_is_checked_before_anything_is_trained(
     command = r"\(unflip train cifar10-resnet20-teacher data.name=digits"
     refused(rf"which {tmp_path} is not: give another --teacher {command}\)", teacher=tmp_path)
     refused(
-        rf"digits with 9 images held out, but the teacher .* validation=0 .* {command} data.validation=9\)",
+        rf"digits with 9 images held out, but the teacher .* with 0 images .* {command} data.validation=9\)",
         "data.validation=9",
     )
     weights = teacher_run / "seed-0" / "checkpoint-00001-000000.safetensors"
