@@ -12,8 +12,9 @@ from torch import nn
 from unflip import BinaryConv2d, BinaryLinear, flips_by_layer, signs
 from unflip.layers import binary_layers
 from unflip.report import report_data
-from unflip.report.sign_changes import CHANNELS, NoWeights, SignChanges
+from unflip.report.sign_changes import SignChanges
 from unflip.report.signs import _kernels, _layer_kernels, compare
+from unflip.report.signs_file import CHANNELS, NoWeights
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.load import load_run as network
 from unflip.runs.run import Run

@@ -170,6 +170,15 @@ def test_sections_of_one_title_are_told_apart(study, runs, tmp_path):
     assert titles(study, study) == [title, title]  # nothing tells them apart
 
 
+def test_a_recipe_that_was_edited_does_not_break_the_page(study, tmp_path):
+    saved = json.loads((study / "study.json").read_text())
+    for arm, recipe in zip(saved["arms"], ({}, {"method": {}}, {"method": None}), strict=False):
+        arm["recipe"] = recipe
+    section = report_data([retitled(study, tmp_path / "edited", arms=saved["arms"])])["sections"][0]
+    assert [arm["method"] for arm in section["arms"][:3]] == ["float", "None", "None"]
+    assert not any(arm["own_recipe"] for arm in section["arms"])
+
+
 def test_numbers_that_are_not_finite(study, tmp_path):
     folder = tmp_path / "study"
     shutil.copytree(study, folder)
