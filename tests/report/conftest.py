@@ -8,6 +8,7 @@ import shutil
 import statistics
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ import torch
 from unflip.data import load as load_data
 from unflip.recipes.load import load_recipe
 from unflip.recipes.schema import Recipe
+from unflip.report import report_data
 from unflip.runs.run import Run
 from unflip.train.job import RunOptions
 from unflip.train.loop import train
@@ -37,18 +39,24 @@ def _train(root: Path, name: str, seeds: int, *overrides: str) -> Recipe:
     return recipe
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As every test has it; fixtures of a session are made before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a baseline of two seeds, and fine-tuning and LNS from it; read only."""
     root = tmp_path_factory.mktemp("runs")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
+    with _one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such a short warm start does not reach its agreement
         _train(root, "digits-dorefa", 2, "epochs=2")
         _train(root, "digits-finetune", 1, "epochs=1")
         _train(root, "digits-lns", 2, "epochs=2", "method.warm_steps=10")
-    torch.set_num_threads(threads)
     return root
 
 
@@ -109,6 +117,29 @@ def study(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(runs, folder)
     (folder / "study.json").write_text(json.dumps(summary(folder)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def study_data(study: Path) -> dict[str, Any]:
+    """The report of that study; read only."""
+    with _one_thread():
+        return report_data([study])
+
+
+@pytest.fixture(scope="session")
+def kept(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study after --keep-signs, and without its checkpoints; read only."""
+    whole = tmp_path_factory.mktemp("kept") / "study"
+    shutil.copytree(study, whole)
+    result = whole / "digits-lns" / "seed-1" / "result.json"
+    saved = result.read_bytes()
+    result.unlink()  # not finished: nothing is kept
+    with _one_thread():
+        report_data([whole], keep_signs=True)
+    result.write_bytes(saved)
+    for path in whole.rglob("checkpoint-*"):
+        path.unlink()
+    return whole
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ def test_two_recipes_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_circle_of_starts_is_refused(tmp_path: Path) -> None:
     first = write(tmp_path, "a", start="b.yaml")
     write(tmp_path, "b", start="a.yaml")
-    with pytest.raises(ValueError, match="a starts from itself: a from b"):
+    with pytest.raises(ValueError, match="recipe a needs itself: a → b → a"):
         compare([first], tmp_path)
 
 

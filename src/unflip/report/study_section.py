@@ -158,12 +158,12 @@ def _origins(saved: dict[str, Any]) -> str:
 
 def trains_a_file(command: str, recipe: dict[str, Any]) -> bool:
     """Whether the command takes the recipe from a file, which the reader has to save first."""
-    return shlex.split(command)[1:3] == ["train", f"{recipe['name']}.yaml"]
+    return shlex.split(command)[1:3] == ["train", f"{recipe.get('name')}.yaml"]
 
 
 def method_name(recipe: dict[str, Any]) -> str:
     method = recipe.get("method", "float")
-    return method if isinstance(method, str) else str(method["name"])
+    return str(method.get("name") if isinstance(method, dict) else method)
 
 
 def is_float(recipe: dict[str, Any]) -> bool:

@@ -74,11 +74,9 @@ def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
     return f"{text}." if scale == 1 else f"{text}; {scale:g} × those of the recipes."
 
 
-def _draft(source: str | Path, drafts: dict[str, Draft], above: tuple[str, ...] = ()) -> str:
-    """Add a recipe's draft after that of its start; returns its name. ``above`` are the recipes that need it."""
+def _draft(source: str | Path, drafts: dict[str, Draft]) -> str:
+    """Add a recipe's draft after that of its start; returns its name."""
     recipe = load_recipe(source)
-    if recipe.name in above:
-        raise ValueError(f"recipe {recipe.name} starts from itself: {' from '.join(above)}")
     start = None
     if recipe.start and is_weights(recipe.start):
         raise ValueError(
@@ -94,6 +92,6 @@ def _draft(source: str | Path, drafts: dict[str, Draft], above: tuple[str, ...] 
     if Path(there.source).resolve() != Path(source).resolve():
         raise ValueError(
             f"{there.source} and {source} are both called {recipe.name!r}, which is the folder of their runs: rename "
-            "one, or give it another name: in the file"
+            "one of the files, or set another name in it"
         )
     return recipe.name
