@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 
 from unflip.data import ImageSet
-from unflip.recipes.build import build_model
-from unflip.train import RecipeError, RunOptions, load_recipe, train
+from unflip.train import RunOptions, load_recipe, train
 
 Start = Callable[..., Any]
 QUIET = RunOptions(device="cpu", quiet=True)
