@@ -103,12 +103,12 @@ Start = Callable[..., Command]
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """``start("train", "digits-dorefa", ...)`` begins the command in a folder of its own.
 
-    Options: checkpoint_seconds; die_at_write, the number of the file at which it kills itself; step_seconds,
-    to wait before each step.
+    Options: inside, another folder; checkpoint_seconds; die_at_write, the number of the file at which it kills itself;
+    step_seconds, to wait before each step.
     """
     started: list[Command] = []
 
-    def begin(*arguments: object, **options: float) -> Command:
+    def begin(*arguments: object, **options: object) -> Command:
         folder = tmp_path_factory.mktemp("command")
         settings = {
             "ARGUMENTS": [str(a) for a in arguments],

@@ -6,14 +6,14 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-import unflip
+import unflip as package
 from unflip import models
 from unflip.data import ImageSet
 from unflip.methods import registry as methods_registry
@@ -22,6 +22,7 @@ from unflip.recipes.load import load_recipe
 from unflip.train import Job, RunOptions, train, train_together
 from unflip.uses import ModuleMissing, use
 
+Start = Callable[..., Any]
 # A learned threshold for each filter; a tanh that grows steeper by epochs, with a loss of its own; an optimizer.
 MINE = '''
 """Methods of a person's own."""
@@ -139,61 +140,27 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("mine", None)
 
 
-# Each command in a process of its own; all of them are forked from one that has imported torch.
-SCRIPT = """
-import os, sys
-import unflip.packing.make, unflip.report.signs, unflip.train.loop
-from unflip.__main__ import main
-
-sys.path = [path for path in sys.path if path not in ("", os.getcwd())]
-for command in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        sys.argv = ["unflip", *command.split()]
-        main()
-        sys.exit()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code:
-        sys.exit(code)
-"""
-
-
-def run_commands(folder: Path, *commands: str) -> str:
-    """As the ``unflip`` script runs them, which does not look for modules in the folder it is started in."""
-    script = folder / "elsewhere" / "unflip_script.py"
-    script.parent.mkdir()
-    script.write_text(SCRIPT)
-    words = [sys.executable, str(script), *commands]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_every_command_takes_a_custom_method_and_network(mine: Path) -> None:
-    shown = run_commands(
-        mine,
-        "train own.yaml",
-        "pack runs/own -o own.unflip",
-        "report runs/own -o own.html",
-        "methods threshold --uses mine",
-    )
-    assert f"own.unflip: {(mine / 'own.unflip').stat().st_size:,} bytes" in shown
+def test_every_command_takes_a_custom_method_and_network(mine: Path, unflip: Start) -> None:
+    """As the ``unflip`` script runs, which does not look for modules in the folder it is started in."""
+    for command in ("train own.yaml", "pack runs/own -o own.unflip", "report runs/own -o own.html"):
+        done = unflip(*command.split(), inside=mine)
+        assert done.code == 0, done.err
+    assert (mine / "own.unflip").exists()
     assert (mine / "own.html").exists()
-    assert "Methods of a person's own" in shown
+    shown = unflip("methods", "threshold", "--uses", "mine", inside=mine)
+    assert "Methods of a person's own" in shown.out
 
 
-def test_a_start_that_gets_a_custom_network_gets_its_module(mine: Path) -> None:
+def test_a_start_that_gets_a_custom_network_gets_its_module(mine: Path, unflip: Start) -> None:
     """The baseline is of a recipe without ``uses``, trained with the network of the recipe that starts from it."""
     base = {**RECIPE, "model": {"name": "resnet20"}, "method": "dorefa"}
     (mine / "base.yaml").write_text(yaml.safe_dump({k: v for k, v in base.items() if k != "uses"}))
     (mine / "own.yaml").write_text(
         yaml.safe_dump({**RECIPE, "start": "base.yaml", "allow_no_flips": True})
     )
-    run_commands(
-        mine, "train own.yaml", "pack runs/base -o base.unflip", "pack runs/own -o own.unflip"
-    )
-    assert (mine / "base.unflip").exists()
-    assert (mine / "own.unflip").exists()
+    for command in ("train own.yaml", "pack runs/base -o a.unflip", "pack runs/own -o b.unflip"):
+        done = unflip(*command.split(), inside=mine)
+        assert done.code == 0, done.err
 
 
 def test_the_three_kinds_of_method_train(mine: Path, digits: ImageSet) -> None:
@@ -207,8 +174,8 @@ def test_the_three_kinds_of_method_train(mine: Path, digits: ImageSet) -> None:
 def test_lns_wraps_a_custom_method(mine: Path) -> None:
     use("mine")
     model = models.create("own_net", {"name": "lns", "base": "threshold"})
-    unflip.methods.lns.warm_start(model, steps=5)
-    assert isinstance(model[2], unflip.BinaryConv2d)
+    package.methods.lns.warm_start(model, steps=5)
+    assert isinstance(model[2], package.BinaryConv2d)
 
 
 def test_a_recipe_brings_its_modules_into_another_process(mine: Path) -> None:
