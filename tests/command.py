@@ -1,4 +1,4 @@
-"""Runs in a process of its own (see conftest.py): the ``unflip`` command with ``ARGUMENTS`` in ``FOLDER``."""
+"""The ``unflip`` command with ``ARGUMENTS`` in a process of its own (see conftest.py); it prints to ``FOLDER``."""
 
 import functools
 import os
@@ -18,9 +18,12 @@ torch.set_num_threads(1)
 
 
 def begin(arguments: list[str], folder: str, options: dict[str, Any]) -> None:
-    os.chdir(folder)
     for stream, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        path = os.path.join(folder, name)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    os.chdir(options.get("inside", folder))
+    # As for the ``unflip`` script: Python does not look for modules in the current folder.
+    sys.path = [path for path in sys.path if path not in ("", os.getcwd())]
     sys.argv = ["unflip", *arguments]
     if "checkpoint_seconds" in options:  # the command line has no option for it
         seconds = options["checkpoint_seconds"]

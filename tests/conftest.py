@@ -41,14 +41,16 @@ _server.set_forkserver_preload(
 )
 
 
+# Tensors and networks in the tests are tiny: threads would only wait for each other. Set here, and not in the fixture
+# below alone, because fixtures of a module run before it.
+torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed_and_one_thread() -> Iterator[None]:
-    """Tensors and networks in the tests are tiny: threads would only wait for each other."""
     torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)  # a test may have changed it
 
 
 @dataclass
@@ -103,12 +105,12 @@ Start = Callable[..., Command]
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """``start("train", "digits-dorefa", ...)`` begins the command in a folder of its own.
 
-    Options: checkpoint_seconds; die_at_write, the number of the file at which it kills itself; step_seconds,
-    to wait before each step.
+    Options: inside, another folder; checkpoint_seconds; die_at_write, the number of the file at which it kills itself;
+    step_seconds, to wait before each step.
     """
     started: list[Command] = []
 
-    def begin(*arguments: object, **options: float) -> Command:
+    def begin(*arguments: object, **options: object) -> Command:
         folder = tmp_path_factory.mktemp("command")
         settings = {
             "ARGUMENTS": [str(a) for a in arguments],

@@ -1,5 +1,9 @@
 """``unflip pack`` and ``unflip show``."""
 
+import itertools
+import shutil
+
+import numpy as np
 import pytest
 
 from unflip.data import load as load_data
@@ -54,3 +58,29 @@ def test_what_is_no_run_is_refused(run, unflip, tmp_path):
     broken = unflip("show", tmp_path / "y.unflip")
     assert broken.code == 1
     assert "y.unflip: not a packed network" in broken.err
+
+
+def test_a_run_is_packed_without_its_images(unflip, tmp_path):
+    """The run knows their shape, classes and normalization."""
+    pictures = pytest.importorskip("PIL.Image")
+    dice = np.random.default_rng(0)
+    for part, name in itertools.product(("train", "test"), ("cat", "dog")):
+        folder = tmp_path / "images" / part / name
+        folder.mkdir(parents=True)
+        for i in range(8):
+            pixels = dice.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+            pictures.fromarray(pixels).save(folder / f"{i}.png")
+    spec = load_data("folder", tmp_path / "images", size=8).spec
+    recipe = ["data.name=folder", "data.size=8", "model.width=2", "batch_size=8", "epochs=1"]
+    given = ["allow_no_flips=true", "--data", tmp_path / "images", "--device", "cpu"]
+    done = unflip("train", "digits-dorefa", *recipe, *given, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    shutil.rmtree(tmp_path / "images")
+    packed = unflip("pack", tmp_path / "run", "-o", tmp_path / "x.unflip")
+    assert packed.code == 0, packed.err
+    graph = read(tmp_path / "x.unflip").graph
+    assert graph["labels"] == ["cat", "dog"]
+    assert graph["input"] == {
+        "shape": [3, 8, 8],
+        "preprocess": {"mean": list(spec.mean), "std": list(spec.std)},
+    }

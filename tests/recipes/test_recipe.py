@@ -66,8 +66,8 @@ def test_the_papers_settings() -> None:
         ("data.name=digit", "unknown data set 'digit'. Did you mean 'digits'?"),
         ("precision=float17", "precision: Input should be 'float16' or 'float32'"),
         ("name=../elsewhere", "without / (got '../elsewhere')"),
-        ("name=..", "name: should be a folder's name"),
-        ("name=''", "name: should be a folder's name"),
+        ("name=..", "name: should be the name of a folder"),
+        ("name=''", "name: should be the name of a folder"),
         ("epochs=0", "epochs: Input should be greater than or equal to 1 (got 0)"),
         ("epochs=1.5", "epochs: Input should be a valid integer"),
         ("epochs=ten", "epochs: Input should be a valid integer"),
@@ -78,7 +78,10 @@ def test_the_papers_settings() -> None:
         ("method={base: dorefa}", "'name'"),
         ("schedule.every=null", "schedule 'step' needs either every or at"),
         ("schedule.at=[3, 4]", "schedule 'step' needs either every or at"),
-        ("schedule.name=cosine", "every and at are of schedule 'step', and the name is 'cosine'"),
+        (
+            "schedule.name=cosine",
+            "every and at belong to schedule 'step', but the name is 'cosine'",
+        ),
         ("schedule.factor=1.5", "schedule.factor: Input should be less than 1"),
     ],
 )
@@ -166,7 +169,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert isinstance(recipe.method, dict)
     assert recipe.method["alpha"] == 0.01
     again = Recipe.model_validate(recipe.plain())
-    assert again == recipe, "recipe.json holds all of it"
+    assert again.plain() == recipe.plain(), "recipe.json holds all of it"
 
 
 @pytest.mark.parametrize(

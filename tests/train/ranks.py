@@ -1,4 +1,5 @@
-"""What test_distributed.py runs in each process of torchrun; ``gradients`` also runs in the test's own."""
+"""What test_distributed.py runs in each process of torchrun, once for all its tests, because importing torch takes
+long. ``gradients`` also runs in the test's own process."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from unflip.train.job import RunOptions
 from unflip.train.learner import Learner
 
 CPU = torch.device("cpu")
-STEPS = 5
+STEPS = 5  # of an epoch with 1,000 of the digits held out
+EPOCHS = 4
 
 
 def learner(data: ImageSet) -> Learner:
@@ -63,7 +65,8 @@ def gradients(out: Path) -> None:
 def two_runs_one_killed(out: Path) -> None:
     """A run that nothing happens to, then the same one, in which rank 1 dies in the third epoch."""
     data = load_data("digits", None)
-    overrides = ["model.width=4", "data.validation=1000", "epochs=8", "batch_size=64"]
+    network = "model={name: vgg_small, width: 8}"
+    overrides = [network, "data.validation=1000", f"epochs={EPOCHS}", "batch_size=64"]
     recipe = load_recipe("digits-dorefa", overrides)
     train(recipe, data, out / "whole", options=RunOptions(checkpoint_seconds=0))
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -85,9 +88,8 @@ def die_at_step(number: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    what, folder = sys.argv[1], Path(sys.argv[2])
-    if what == "gradients":
+    folder = Path(sys.argv[1])
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         with distributed.process_group("cpu"):
             gradients(folder)
-    else:
-        two_runs_one_killed(folder)
+    two_runs_one_killed(folder)

@@ -35,12 +35,22 @@ def torchrun(*arguments: object, restarts: int = 0) -> subprocess.CompletedProce
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
-    """What each of two processes wrote."""
+def launched(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """What two processes wrote, one of which was killed and restarted."""
     out = tmp_path_factory.mktemp("ranks")
-    done = torchrun(RANKS, "gradients", out)
-    assert done.returncode == 0, done.stderr
-    return [safetensors.torch.load_file(out / f"rank-{rank}.safetensors") for rank in (0, 1)]
+    return out, torchrun(RANKS, out, restarts=2)
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    launched: tuple[Path, subprocess.CompletedProcess[str]],
+) -> list[dict[str, Tensor]]:
+    out, done = launched
+    paths = [out / f"rank-{rank}.safetensors" for rank in (0, 1)]
+    assert all(path.exists() for path in paths), done.stderr
+    return [safetensors.torch.load_file(path) for path in paths]
 
 
 @pytest.fixture(scope="module")
@@ -93,15 +103,22 @@ def test_ranks_stay_identical(ranks: list[dict[str, Tensor]], alone: dict[str, T
 
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
     """A recipe and the one it starts from, end to end: one set of files, one voice."""
-    shared = ["model.width=2", "data.validation=1200"]
-    out = tmp_path / "digits-finetune"
-    done = torchrun("-m", "unflip", "train", "digits-finetune", *shared, "epochs=2", "--out", out)
+    network = {"name": "vgg_small", "width": 4}
+    recipe = {
+        **load_recipe("digits-dorefa", ["data.validation=1200", "allow_no_flips=true"]).plain(),
+        "model": network,
+    }
+    for name, epochs, start in (("base", 3, None), ("tuned", 2, "base.yaml")):
+        values = {**recipe, "name": name, "epochs": epochs, "start": start}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(values))
+    runs, out = tmp_path / "runs", tmp_path / "runs" / "tuned"
+    done = torchrun("-m", "unflip", "train", tmp_path / "tuned.yaml", "--out", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("which is not finished") == 1
     assert done.stdout.count(f"in {out}\n") == 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["digits-dorefa", "digits-finetune"]
-    for name, epochs in (("digits-dorefa", 30), ("digits-finetune", 2)):
-        folder = tmp_path / name / "seed-0"
+    assert sorted(p.name for p in runs.iterdir()) == ["base", "tuned"]
+    for name, epochs in (("base", 3), ("tuned", 2)):
+        folder = runs / name / "seed-0"
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert [line["epoch"] for line in lines] == list(range(1, epochs + 1))
         assert json.loads((folder / "result.json").read_text())["epochs"] == epochs
@@ -117,16 +134,16 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_is_restarted_and_nothing_is_lost(
-    tmp_path: Path, weights_hash: Callable[[Path], str]
+    launched: tuple[Path, subprocess.CompletedProcess[str]], weights_hash: Callable[[Path], str]
 ) -> None:
-    done = torchrun(RANKS, "killed", tmp_path, restarts=2)
+    out, done = launched
     assert done.returncode == 0, done.stderr
     assert "failed (exitcode: -9) local_rank: 1" in done.stderr
     assert done.stdout.count("resuming at epoch") == 1
-    whole, killed = tmp_path / "whole" / "seed-0", tmp_path / "killed" / "seed-0"
+    whole, killed = out / "whole" / "seed-0", out / "killed" / "seed-0"
     assert weights_hash(killed) == weights_hash(whole)
     lines = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == list(range(1, 9))
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
 
 
 # Without torchrun

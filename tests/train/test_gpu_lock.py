@@ -1,4 +1,4 @@
-"""Turns at a GPU: one process at a time trains, and whatever ends it gives the turn back."""
+"""A shared GPU: one process at a time trains, and whatever ends it releases the lock."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def held(path: Path) -> bool:
     return False
 
 
-def test_a_turn_is_exclusive(tmp_path: Path) -> None:
-    path, inside, most = tmp_path / "turn", list[int](), list[int]()
+def test_the_lock_is_exclusive(tmp_path: Path) -> None:
+    path, inside, most = tmp_path / "gpu.lock", list[int](), list[int]()
 
     def work() -> None:
         for _ in range(3):
@@ -45,8 +45,8 @@ def test_a_turn_is_exclusive(tmp_path: Path) -> None:
     assert most == [1] * 9
 
 
-def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "turn"
+def test_an_error_releases_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "gpu.lock"
 
     def work() -> None:
         with hold_gpu(path):
@@ -59,10 +59,10 @@ def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
-    path = tmp_path / "turn"
+    path = tmp_path / "gpu.lock"
     with (
         hold_gpu(path),
-        pytest.raises(KeyboardInterrupt, match="waiting for a turn"),
+        pytest.raises(KeyboardInterrupt, match="stopped while waiting for the GPU"),
         hold_gpu(path, stop=[15]),
     ):
         pass
@@ -74,10 +74,10 @@ def test_no_one_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_training_holds_the_turn_while_epochs_run(
+def test_training_holds_the_lock_while_epochs_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    path, seen, step = tmp_path / "turn", list[bool](), Engine.step
+    path, seen, step = tmp_path / "gpu.lock", list[bool](), Engine.step
     made = Engine.__init__
 
     def watched_make(engine: Engine, *args: object, **options: object) -> None:
@@ -104,7 +104,7 @@ def test_training_holds_the_turn_while_epochs_run(
     except ZeroDivisionError:
         assert fails
     compiled, *steps = seen
-    assert not compiled, "compiling needs no turn"
+    assert not compiled, "compiling needs no lock"
     assert steps
     assert all(steps)
     assert not held(path)

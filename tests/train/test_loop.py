@@ -84,7 +84,6 @@ def run(
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, digits: ImageSet, dorefa: Recipe) -> Path:
     """The run that nothing happened to; seed 0."""
-    torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("whole")
     run(dorefa, digits, out, quiet=True)
     return out
@@ -94,7 +93,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, digits: ImageSet, dorefa: Re
 def whole_lns(
     tmp_path_factory: pytest.TempPathFactory, digits: ImageSet, lns: Recipe, whole: Path
 ) -> Path:
-    torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("whole_lns")
     run(lns, digits, out, start=whole, quiet=True)
     return out

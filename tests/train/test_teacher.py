@@ -97,7 +97,9 @@ def test_what_is_refused(
     assert not (tmp_path / "a").exists()
     images = digits.source(CPU)
     more = student.model_copy(update={"data": student.data.model_copy(update={"validation": 0})})
-    with pytest.raises(ValueError, match=r"0 images held out, but its teacher .* validation=1200"):
+    with pytest.raises(
+        ValueError, match=r"0 images held out, but its teacher .* 1,200 images held"
+    ):
         load_teacher(Run(teacher_run / "seed-0"), more, digits, images, CPU)
     with pytest.raises(ValueError, match="needs its teacher here"):
         Learner(student, build_model(student, digits.spec, 0), images, CPU)

@@ -21,7 +21,11 @@ def load_run(folder: str | os.PathLike[str], seed: int = 0) -> nn.Module:
     ``folder`` is a run's folder, or the folder that holds the seeds of a recipe (``runs/NAME`` with seed-0, seed-1,
     ...). A run that is not finished gives the weights of its last checkpoint.
     """
-    return model_of(Run.find(folder, seed))
+    run = Run.find(folder, seed)
+    others = [] if run.exists else [str(other.seed) for other in Run.seeds_of(folder)]
+    if others:
+        raise ValueError(f"{folder} has no run of seed {seed}, only of {', '.join(others)}")
+    return model_of(run)
 
 
 def model_of(run: Run, checkpoint: Checkpoint | None = None) -> nn.Module:

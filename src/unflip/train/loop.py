@@ -91,7 +91,7 @@ def _needed_run(
     needed = needed_recipe(recipe, field)
     beside = Path(out).parent / needed.name
     if _unfinished(beside, seeds, options.device):
-        refuse_cycle(recipe)
+        refuse_cycle(needed, (recipe.name,))
         if not options.quiet and distributed.speaks():
             verb = "starts from" if field == "start" else "learns from"
             print(

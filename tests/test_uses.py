@@ -1,4 +1,4 @@
-"""Methods and networks of one's own, in a file outside the package: every command takes them."""
+"""Custom methods and networks, in a file outside the package: every command takes them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-import unflip
+import unflip as package
 from unflip import models
 from unflip.data import ImageSet
 from unflip.methods import registry as methods_registry
 from unflip.models import base as models_base
 from unflip.recipes.load import load_recipe
-from unflip.train.job import Job, RunOptions
-from unflip.train.loop import train, train_together
+from unflip.train import Job, RunOptions, train, train_together
 from unflip.uses import ModuleMissing, use
 
+Start = Callable[..., Any]
 # A learned threshold for each filter; a tanh that grows steeper by epochs, with a loss of its own; an optimizer.
 MINE = '''
 """Methods of a person's own."""
@@ -32,7 +32,6 @@ from torch import nn
 from unflip.methods import BinaryWeight, ClippedSign, Method, PlainSign, WeightBinarizer, register
 from unflip.models import binary_twin, register_model
 from unflip.ste import sign
-from unflip.train.job import RunOptions
 
 class LearnedThreshold(WeightBinarizer):
     def __init__(self, layer):
@@ -141,38 +140,27 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("mine", None)
 
 
-def test_every_command_takes_a_method_and_a_network_of_ones_own(mine: Path) -> None:
+def test_every_command_takes_a_custom_method_and_network(mine: Path, unflip: Start) -> None:
     """As the ``unflip`` script runs, which does not look for modules in the folder it is started in."""
-    script = mine / "elsewhere" / "unflip_script.py"
-    script.parent.mkdir()
-    script.write_text("from unflip.__main__ import main\nmain()\n")
-
-    def run(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, str(script), *words], capture_output=True, text=True, cwd=mine
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run("train", "own.yaml")
-    assert "bytes" in run("pack", "runs/own", "-o", "own.unflip")
-    run("report", "runs/own", "-o", "own.html")
-    assert "Methods of a person's own" in run("methods", "threshold", "--uses", "mine")
+    for command in ("train own.yaml", "pack runs/own -o own.unflip", "report runs/own -o own.html"):
+        done = unflip(*command.split(), inside=mine)
+        assert done.code == 0, done.err
+    assert (mine / "own.unflip").exists()
+    assert (mine / "own.html").exists()
+    shown = unflip("methods", "threshold", "--uses", "mine", inside=mine)
+    assert "Methods of a person's own" in shown.out
 
 
-def test_a_start_that_gets_ones_own_network_gets_its_module(mine: Path) -> None:
+def test_a_start_that_gets_a_custom_network_gets_its_module(mine: Path, unflip: Start) -> None:
     """The baseline is of a recipe without ``uses``, trained with the network of the recipe that starts from it."""
     base = {**RECIPE, "model": {"name": "resnet20"}, "method": "dorefa"}
     (mine / "base.yaml").write_text(yaml.safe_dump({k: v for k, v in base.items() if k != "uses"}))
     (mine / "own.yaml").write_text(
         yaml.safe_dump({**RECIPE, "start": "base.yaml", "allow_no_flips": True})
     )
-    words = [sys.executable, "-m", "unflip"]
-    for command in ("train own.yaml", "pack runs/base -o base.unflip", "pack runs/own -o a.unflip"):
-        done = subprocess.run(
-            [*words, *command.split()], capture_output=True, text=True, cwd=mine, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    for command in ("train own.yaml", "pack runs/base -o a.unflip", "pack runs/own -o b.unflip"):
+        done = unflip(*command.split(), inside=mine)
+        assert done.code == 0, done.err
 
 
 def test_the_three_kinds_of_method_train(mine: Path, digits: ImageSet) -> None:
@@ -183,11 +171,11 @@ def test_the_three_kinds_of_method_train(mine: Path, digits: ImageSet) -> None:
     assert set(line["auxiliary_loss"]) == {"2"}
 
 
-def test_lns_wraps_a_method_of_ones_own(mine: Path) -> None:
+def test_lns_wraps_a_custom_method(mine: Path) -> None:
     use("mine")
     model = models.create("own_net", {"name": "lns", "base": "threshold"})
-    unflip.methods.lns.warm_start(model, steps=5)
-    assert isinstance(model[2], unflip.BinaryConv2d)
+    package.methods.lns.warm_start(model, steps=5)
+    assert isinstance(model[2], package.BinaryConv2d)
 
 
 def test_a_recipe_brings_its_modules_into_another_process(mine: Path) -> None:
@@ -218,7 +206,7 @@ def test_a_module_that_is_not_there_is_the_only_complaint(
     assert "unknown method" not in str(raised.value)
 
 
-def test_an_error_in_ones_own_module_shows_its_line(mine: Path) -> None:
+def test_an_error_in_a_custom_module_shows_its_line(mine: Path) -> None:
     (mine / "broken.py").write_text("raise ValueError('no such thing')\n")
     with pytest.raises(ImportError, match="'broken' fails when it is imported: no such thing"):
         use("broken")
@@ -227,7 +215,7 @@ def test_an_error_in_ones_own_module_shows_its_line(mine: Path) -> None:
         use("lacking")
 
 
-def test_recipes_without_modules_are_written_as_before(mine: Path) -> None:
+def test_only_recipes_with_modules_have_the_field(mine: Path) -> None:
     assert "uses" not in load_recipe("digits-dorefa").plain()
     assert load_recipe("own.yaml").plain()["uses"] == ["mine"]
 
@@ -256,7 +244,7 @@ def test_a_cell_that_is_run_again_registers_again(mine: Path) -> None:
 def test_an_optimizer_whose_state_no_checkpoint_has_is_refused(
     mine: Path, digits: ImageSet, whole: str, message: str
 ) -> None:
-    """It trained to its end, and whoever had interrupted it could not go on."""
+    """Otherwise it would train to its end, but an interrupted run could not resume."""
     recipe = load_recipe("own.yaml", ["method=late", f"method.whole={whole}"])
     with pytest.raises(ValueError, match=message):
         train(recipe, digits, mine / "runs", options=RunOptions(device="cpu", quiet=True))
