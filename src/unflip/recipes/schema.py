@@ -38,10 +38,6 @@ def is_weights(name: str | Path) -> bool:
     return Path(name).suffix == ".safetensors"
 
 
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message names the field and what would be right."""
-
-
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
