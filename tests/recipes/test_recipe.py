@@ -157,7 +157,7 @@ def test_an_override_that_makes_no_sense(override: str) -> None:
         load_recipe("digits-dorefa", [override])
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
         "data: {name: digits}\nmodel: {name: vgg_small, width: 4}\nepochs: 2\n"

@@ -157,7 +157,7 @@ def test_weights_from_other_images_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_measured_on_other_test_images_may_be_gone_on_from(
+def test_weights_measured_on_other_test_images_may_be_a_start(
     tmp_path: Path, digits: ImageSet, baseline: Path
 ) -> None:
     recipe = load_recipe("digits-dorefa", [*SMALL, "data.validation=0", "batch_size=1000"])

@@ -104,7 +104,7 @@ def test_every_kind_of_layer_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def learner(digits: ImageSet, name: str = "digits-dorefa") -> Learner:
-    recipe = load_recipe(name, ["model.width=2"])
+    recipe = load_recipe(name, ["model={name: vgg_small, width: 4}"])
     made = Learner(recipe, build_model(recipe, digits.spec, 0), digits.source(CPU), CPU)
     made.start_epoch(0, 0, 1.0)
     return made

@@ -56,8 +56,8 @@ def test_every_shipped_recipe_runs_two_steps(
         assert torch.equal(model.fc.weight, first.fc.weight)  # type: ignore[union-attr, arg-type]
     if recipe.method != "float" and not recipe.resolved_method().from_scratch:
         warm_start(model, steps=2)
-    answers = _undecided if recipe.distill else None
-    learner = Learner(recipe, model, data.source(CPU), CPU, answers)
+    teacher = _undecided if recipe.distill else None
+    learner = Learner(recipe, model, data.source(CPU), CPU, teacher)
     learner.start_epoch(seed=0, epoch=0, factor=recipe.schedule.factor_at(0, recipe.epochs))
     before = learner.snapshot()
     with Engine([learner], compiled=True, captured=True) as engine:

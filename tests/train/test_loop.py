@@ -188,7 +188,7 @@ def test_killed_at_every_write(
 def test_two_seeds_killed_between_their_checkpoints(
     start: Start, tmp_path: Path, digits: ImageSet, dorefa: Recipe, whole: Path, weights_hash: Hash
 ) -> None:
-    """One seed is then a checkpoint ahead of the other; both go on from the one they share."""
+    """One seed is then a checkpoint ahead of the other; both resume from the one they share."""
     command = ["train", "digits-dorefa", *OVERRIDES, "--out", tmp_path, "--seeds", "2"]
     for number in (2, 5, 9, 8, 11):
         process = start(*command, checkpoint_seconds=0, die_at_write=number).wait()
@@ -233,7 +233,7 @@ def test_a_signal_after_the_last_step_is_not_lost(
     whole: Path,
     weights_hash: Hash,
 ) -> None:
-    """The run is finished, but a study would go on with the next."""
+    """The run is finished, but a study would begin the next."""
     finish = LiveRun.finish
 
     def finish_while_told_to_stop(self: LiveRun, *args: Any) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def test_a_signal_after_the_last_step_is_not_lost(
 def test_sigterm_before_the_first_epoch_leaves_nothing_behind(
     tmp_path: Path, digits: ImageSet, dorefa: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A warm start or a teacher's answers may take a while: what Ctrl-C cleans up there, SIGTERM does too."""
+    """A warm start or a teacher's logits may take a while: SIGTERM cleans up there as Ctrl-C does."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(
         loop, "load_first_weights", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
@@ -407,7 +407,7 @@ def test_more_seeds_asked_for_after_one_was_stopped(
     whole: Path,
     weights_hash: Hash,
 ) -> None:
-    """The old one is finished from where it was, not begun anew with the others."""
+    """The old one is finished from where it was, not begun again with the others."""
     interrupt(monkeypatch, 3 * STEPS, signal.SIGINT, lambda: run(dorefa, digits, tmp_path))
     capsys.readouterr()
     results = run(dorefa, digits, tmp_path, seeds=[0, 1])
@@ -816,7 +816,7 @@ def fill(folder: Path, leave: int) -> Path:
 def test_a_disk_that_fills_up(
     disk: Path, digits: ImageSet, dorefa: Recipe, whole: Path, weights_hash: Hash
 ) -> None:
-    """An error that names the file; the last good checkpoint stays, and the run goes on from it."""
+    """An error that names the file; the last good checkpoint stays, and the run resumes from it."""
     size = sum(p.stat().st_size for p in (whole / "seed-0").iterdir())
     filler = fill(disk, leave=int(size * 1.2))  # the third checkpoint has no room
     with pytest.raises(RunError, match="No space left on device") as error:

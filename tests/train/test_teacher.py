@@ -50,22 +50,22 @@ def test_the_table_has_the_logits_of_every_picture(digits: ImageSet) -> None:
 
 def test_the_divergence_is_its_formula() -> None:
     logits = torch.randn(5, 7, dtype=torch.float64)
-    answers = torch.randn(5, 7, dtype=torch.float64)
-    p, q = (F.softmax(z / 3, 1) for z in (answers, logits))
+    taught = torch.randn(5, 7, dtype=torch.float64)
+    p, q = (F.softmax(z / 3, 1) for z in (taught, logits))
     expected = 9 * (p * (p / q).log()).sum(1).mean()
-    torch.testing.assert_close(divergence(logits, answers, 3.0), expected)
-    assert divergence(answers, answers, 3.0).abs() < 1e-12
+    torch.testing.assert_close(divergence(logits, taught, 3.0), expected)
+    assert divergence(taught, taught, 3.0).abs() < 1e-12
 
 
 def test_the_loss_is_a_mixture(student: Recipe, digits: ImageSet) -> None:
     model = build_model(student, digits.spec, seed=0).eval()
     images, labels = torch.randn(6, 1, 8, 8), torch.arange(6)
-    answers = torch.randn(6, 10)
+    taught = torch.randn(6, 10)
     mixed, _ = Objective(model, Distill(teacher="t", temperature=2, weight=0.25))(
-        images, labels, answers
+        images, labels, taught
     )
     hard, _ = Objective(model)(images, labels)
-    soft = divergence(model(images), answers, 2)
+    soft = divergence(model(images), taught, 2)
     torch.testing.assert_close(mixed, 0.75 * hard + 0.25 * soft)
 
 
