@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from unflip.train.recipe import Recipe
 
 import unflip
 from unflip import methods
 from unflip.data import load as load_data
 from unflip.layers import BinaryLinear, binary_layers
 from unflip.methods.bop import Bop
-from unflip.train.learner import Learner, build_model
+from unflip.recipes import Recipe
+from unflip.recipes.build import build_model
+from unflip.train.learner import Learner
 
 
 def step(optimizer: Bop, weight: nn.Parameter, grad: list[float]) -> Tensor:
@@ -116,7 +117,7 @@ def recipe(**fields: Any) -> Recipe:
 
 def learner() -> Learner:
     data, device = load_data("digits", None), torch.device("cpu")
-    return Learner(recipe(), build_model(recipe(), data, seed=0), data.source(device), device)
+    return Learner(recipe(), build_model(recipe(), data.spec, seed=0), data.source(device), device)
 
 
 def test_training_flips_signs_and_resumes() -> None:

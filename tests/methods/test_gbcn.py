@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from unflip.train.recipe import Recipe
 
 import unflip
 from unflip import methods
 from unflip.data import load as load_data
 from unflip.layers import BinaryConv2d, BinaryLayer, BinaryLinear
 from unflip.methods.gbcn import GBCN, GRADIENT_SHARE, GeneticSign
-from unflip.train.learner import Learner, build_model
+from unflip.recipes import Recipe
+from unflip.recipes.build import build_model
+from unflip.train.learner import Learner
 
 
 def genetic(layer: BinaryLayer) -> GeneticSign:
@@ -168,7 +169,7 @@ def recipe() -> Recipe:
 
 def learner() -> Learner:
     data, device = load_data("digits", None), torch.device("cpu")
-    return Learner(recipe(), build_model(recipe(), data, seed=0), data.source(device), device)
+    return Learner(recipe(), build_model(recipe(), data.spec, seed=0), data.source(device), device)
 
 
 @pytest.mark.parametrize("at", [(1, 0), (1, 2)], ids=str)

@@ -274,8 +274,12 @@ def version_in(folder: Path, **environment: str) -> dict[str, Any]:
         "print(json.dumps([version(), path]))"
     )
     kept = {k: v for k, v in os.environ.items() if k != "UNFLIP_COMMIT"}
-    env = {**kept, "PYTHONPATH": str(folder / "src"), **environment}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    paths = os.pathsep.join([str(folder / "src"), *packages])
+    env = {**kept, "PYTHONPATH": paths, **environment}
+    # -S: without the finder of an editable install, which would come before the copy
+    command = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     found, path = json.loads(done.stdout)
     assert Path(path).is_relative_to(folder), "of the copy"
