@@ -157,7 +157,7 @@ def test_cost_as_a_table(unflip: Start) -> None:
         (["train", "digits-dorefa", "model.widht=3"], ["'widht'", "Did you mean 'width'?"]),
         (["train", "digits-dorefa", "batch_size=5000"], ["batch_size=5000", "1347"]),
         (["train", "digits-dorefa", "data.validation=1347"], ["validation=1347", "1346"]),
-        (["train", "digits-dorefa", "--device", "tpu"], ["device='tpu'", "cpu or cuda"]),
+        (["train", "digits-dorefa", "--device", "tpu"], ["device='tpu'", "cpu, cuda or cuda:N"]),
         (["train", "digits-dorefa", "--start", "there"], ["has no start"]),
         (["train", "digits-lns", "--start", "there"], ["digits-dorefa", "there is not one"]),
         (["train", "digits-dorefa", "--sedes", "2"], ["--sedes"]),

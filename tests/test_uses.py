@@ -239,7 +239,7 @@ def test_a_cell_that_is_run_again_registers_again(mine: Path) -> None:
 
 @pytest.mark.parametrize(
     ("whole", "message"),
-    [("true", "made optimizer.2.weight.average during a step"), ("false", "should be a tensor")],
+    [("true", "made optimizer.2.weight.average during a step"), ("false", "must be a tensor")],
 )
 def test_an_optimizer_whose_state_no_checkpoint_has_is_refused(
     mine: Path, digits: ImageSet, whole: str, message: str

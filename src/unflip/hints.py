@@ -1,5 +1,7 @@
 """Error messages that name the nearest right answer, or the command that installs what is missing."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable
 
@@ -24,10 +26,15 @@ class NotInstalled(Foreseen, ModuleNotFoundError):
     """A package that an extra installs is missing; the message says how to install it."""
 
     def __init__(self, what: str, package: str) -> None:
+        self.what = what
         super().__init__(
             f"{what} needs {package}, which is not installed. pip install 'unflip[{EXTRAS[package]}]'",
             name=package,
         )
+
+    def __reduce__(self) -> tuple[type[NotInstalled], tuple[str, str]]:
+        """So that a worker process can send it."""
+        return NotInstalled, (self.what, str(self.name))
 
 
 def known(value: str, choices: Iterable[str], what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,19 @@ from typing import Any
 import pytest
 
 from unflip.data import ImageSet
+from unflip.hints import NotInstalled
 from unflip.runs import checkpoint as checkpoints
-from unflip.runs.files import REMEDIES, RunError, read_json, read_metrics
+from unflip.runs.files import (
+    REMEDIES,
+    DamagedFile,
+    RunError,
+    read_json,
+    read_metrics,
+    whole_metrics,
+)
 from unflip.runs.load import load_run
 from unflip.runs.run import Run
-from unflip.train import RunOptions, load_recipe, train
+from unflip.train import RunOptions, TrainingStopped, load_recipe, train
 
 TINY = [
     "model={name: vgg_small, width: 4}",
@@ -233,3 +242,29 @@ def test_a_list_of_runs_shows_one_whose_recipe_is_damaged(run: Path) -> None:
     assert (found.folder, found.state) == (run / "seed-0", "damaged")
     (run / "seed-0/metrics.jsonl").unlink()
     assert Run.below(run) == [], "something else's recipe.json"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DamagedFile(Path("a/result.json"), "it holds list, not an object"),
+        NotInstalled("training", "torch"),
+        RunError("cannot write"),
+        TrainingStopped("the loss is nan", Run("a/seed-0")),
+    ],
+)
+def test_errors_survive_the_way_from_another_process(error: Exception) -> None:
+    """A worker of a study sends them; otherwise a person would see a traceback."""
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("key", ["epoch", "loss", "accuracy", "seconds"])
+@pytest.mark.parametrize("value", ["x", True, [1]])
+def test_a_metrics_line_of_another_type_is_damaged(tmp_path: Path, key: str, value: object) -> None:
+    line = {"epoch": 1, "loss": 0.5, "accuracy": None, "seconds": 2}
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({**line, key: value}) + "\n" + json.dumps(line) + "\n")
+    assert whole_metrics(path) == ([line], [1])

@@ -21,13 +21,14 @@ import unflip as package
 import unflip.data as data_module
 from unflip.data import Dataset, ImageSet
 from unflip.recipes.schema import Distill, Recipe
+from unflip.runs import provenance
 from unflip.runs.files import RunError
 from unflip.runs.provenance import unflip_version
 from unflip.runs.run import Run
 from unflip.study.methods import methods_study
 from unflip.study.runner import run_study
 from unflip.study.summary import Summary
-from unflip.train import RunOptions, load_recipe, train
+from unflip.train import RunOptions, live_run, load_recipe, train
 
 Start = Callable[..., Any]
 SMALL = [
@@ -187,12 +188,33 @@ def test_a_run_without_provenance_is_taken_as_it_is(
 
 def test_what_is_written_of_a_run(tuned: Path, baseline: Path) -> None:
     given = json.loads((tuned / "seed-0" / "provenance.json").read_text())
-    assert set(given) == {"images", "start", "teacher", "threads"}
+    assert set(given) == {"images", "versions", "start", "teacher", "threads"}
     assert given["images"]["classes"].startswith("10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 (")
     last = json.loads((baseline / "seed-0" / "checkpoint-00001-000000.json").read_text())
     assert given["start"] == {"folder": str(baseline), "sha256": last["sha256"]}
     [threads] = given["threads"]
     assert threads >= 1
+
+
+def test_a_run_that_resumes_with_another_commit_warns_and_records_both(
+    tmp_path: Path,
+    digits: ImageSet,
+    baseline: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "copied" / "seed-0"
+    shutil.copytree(baseline / "seed-0", folder)
+    [before] = json.loads((folder / "provenance.json").read_text())["versions"]
+    later = {**before, "commit": "c0ffee"}
+    monkeypatch.setattr(provenance, "unflip_version", lambda: later)
+    monkeypatch.setattr(live_run, "unflip_version", lambda: later)
+    (folder / "result.json").unlink()
+    recipe = load_recipe("digits-dorefa", SMALL)
+    [result] = train(recipe, digits, folder.parent, options=RunOptions(device="cpu"))
+    assert f"trained with commit {before['commit']} of unflip" in capsys.readouterr().out
+    assert json.loads((folder / "provenance.json").read_text())["versions"] == [before, later]
+    assert result["commit"] == "c0ffee"
 
 
 def test_a_run_that_resumes_with_another_number_of_threads_warns(

@@ -214,7 +214,7 @@ def test_sigterm_between_two_runs_is_like_ctrl_c(
         (StudyEngine, {"name": "pol"}, "unknown engine 'pol'. Did you mean 'pool'"),
         (StudyEngine, {"at_once": 0}, "at-once=0 should be at least 1"),
         (StudyEngine, {"name": "pool", "workers": 0}, "workers=0 should be at least 1"),
-        (RunOptions, {"device": "tpu"}, "device='tpu' should be cpu or cuda"),
+        (RunOptions, {"device": "tpu"}, "device='tpu' should be cpu, cuda or cuda:N"),
         (RunOptions, {"evaluate_every": 0}, "evaluate_every=0 should be at least 1"),
     ],
 )

@@ -19,7 +19,7 @@ from unflip.data import ImageSet
 from unflip.layers import binary_layers
 from unflip.methods.flip_rates import FlipRates, compare_branches
 from unflip.recipes.build import build_model
-from unflip.recipes.load import RecipeError
+from unflip.recipes.load import RecipeError, needed_recipe
 from unflip.recipes.schema import Recipe
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.files import RunError
@@ -299,6 +299,36 @@ def test_a_start_that_is_finished_or_given_is_not_trained(
     run(load_recipe(top), digits, runs / "top")
     assert folders(runs) == {"middle/seed-0", "teacher/seed-0", "top/seed-0"}, "no base"
     assert (runs / "middle" / "seed-0" / "result.json").read_bytes() == began
+
+
+def test_mistakes_are_found_before_the_start_is_trained(tmp_path: Path, digits: ImageSet) -> None:
+    own = load_recipe(write_recipe(tmp_path, "own", start="digits-dorefa"))
+    with pytest.raises(ValueError, match="recipe own has no teacher"):
+        run(own, digits, tmp_path / "runs" / "own", teacher=tmp_path / "nowhere")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_start_gets_the_network_of_the_recipe_that_needs_it(tmp_path: Path) -> None:
+    """Also options that the other one leaves out."""
+    write_recipe(tmp_path, "base", model={"name": "resnet20", "width": 2, "shortcut": "conv"})
+    own = load_recipe(
+        write_recipe(tmp_path, "own", start="base.yaml", model={"name": "resnet20", "width": 2})
+    )
+    assert needed_recipe(own, "start").model.options == {"width": 2}
+
+
+def test_checkpoints_of_another_recipe_are_refused_without_their_recipe_file(
+    tmp_path: Path, digits: ImageSet
+) -> None:
+    first = recipe()
+    run(first, digits, tmp_path / "run")
+    for name in ("recipe.json", "result.json"):
+        (tmp_path / "run" / "seed-0" / name).unlink()
+    with pytest.raises(RunError, match=r"of another recipe or seed: epochs is 1 there and 3 here"):
+        run(recipe("epochs=3"), digits, tmp_path / "run")
+    (tmp_path / "run" / "seed-0" / "result.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"has a result.json but no recipe.json"):
+        run(first, digits, tmp_path / "run")
 
 
 def test_recipes_that_need_themselves_are_refused(tmp_path: Path, digits: ImageSet) -> None:

@@ -147,12 +147,15 @@ def evaluate(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="Whose test images: cifar10, digits, folder (with --data), or a custom one (--uses)."
+            help="Data set whose test images are used: cifar10, digits, folder (with --data), or a custom one (--uses)."
         ),
     ],
     data: Data = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Of a folder's images: the recipe's data.size.")
+        int | None,
+        typer.Option(
+            min=1, help="Image size for the data set folder; the same as data.size in the recipe."
+        ),
     ] = None,
     uses: Uses = None,
     threads: Threads = 1,

@@ -14,7 +14,9 @@ from unflip.cli.options import Data, Device, EvaluateEvery
 
 if TYPE_CHECKING:
     from unflip.study.experiment import Experiment
+    from unflip.study.runner import StudyEngine
     from unflip.study.study import Study
+    from unflip.train import RunOptions
 
 
 class StudyGroup(TyperGroup):
@@ -110,6 +112,9 @@ def _command(experiment: Experiment) -> Any:
         evaluate_every: EvaluateEvery = 1,
         at_once: AtOnce = None,
     ) -> None:
+        from unflip.study.runner import StudyEngine
+        from unflip.train import RunOptions
+
         chosen = experiment.study(
             out or Path("runs") / experiment.name,
             seeds,
@@ -122,8 +127,13 @@ def _command(experiment: Experiment) -> Any:
         if tables_only:
             _tables(chosen, only)
         else:
-            where = {"name": engine, "workers": workers, "at_once": at_once}
-            _run(chosen, data, only, where, {"device": device, "evaluate_every": evaluate_every})
+            _run(
+                chosen,
+                data,
+                only,
+                StudyEngine(engine, workers, at_once),
+                RunOptions(device, evaluate_every=evaluate_every),
+            )
 
     return command
 
@@ -144,16 +154,13 @@ def _run(
     chosen: Study,
     data: Path | None,
     only: list[str] | None,
-    engine: dict[str, Any],
-    options: dict[str, Any],
+    engine: StudyEngine,
+    options: RunOptions,
 ) -> None:
     """Train the unfinished runs of a study; print the table."""
-    from unflip.study.runner import StudyEngine, run_study
-    from unflip.train import RunOptions
+    from unflip.study.runner import run_study
 
-    run_study(
-        chosen, data, only=only or [], engine=StudyEngine(**engine), options=RunOptions(**options)
-    )
+    run_study(chosen, data, only=only or [], engine=engine, options=options)
     _show(chosen.out)
 
 
@@ -194,6 +201,8 @@ def compare_recipes(
     """
     needs("a study", "torch")
     from unflip.study.compare import compare
+    from unflip.study.runner import StudyEngine
+    from unflip.train import RunOptions
 
     chosen = compare(
         recipes,
@@ -206,8 +215,13 @@ def compare_recipes(
     if tables_only:
         _tables(chosen, only)
     else:
-        where = {"name": engine, "workers": workers, "at_once": at_once}
-        _run(chosen, data, only, where, {"device": device, "evaluate_every": evaluate_every})
+        _run(
+            chosen,
+            data,
+            only,
+            StudyEngine(engine, workers, at_once),
+            RunOptions(device, evaluate_every=evaluate_every),
+        )
 
 
 @study.command(

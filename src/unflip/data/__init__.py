@@ -8,11 +8,26 @@ Only `unflip.data.source` imports torch. scikit-learn and Pillow are imported on
 that need them, when they read.
 """
 
-from unflip.data.dataset import Dataset
-from unflip.data.errors import DataError
-from unflip.data.image_set import ImageSet, channel_statistics, stratified_order
-from unflip.data.registry import load, names, option_names, register_data
-from unflip.data.spec import InputSpec
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unflip.data.dataset import Dataset
+    from unflip.data.errors import DataError
+    from unflip.data.image_set import ImageSet, channel_statistics, stratified_order
+    from unflip.data.registry import load, names, option_names, register_data
+    from unflip.data.spec import InputSpec
+
+_HOMES = {
+    "dataset": ("Dataset",),
+    "errors": ("DataError",),
+    "image_set": ("ImageSet", "channel_statistics", "stratified_order"),
+    "registry": ("load", "names", "option_names", "register_data"),
+    "spec": ("InputSpec",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DataError",
@@ -26,3 +41,10 @@ __all__ = [
     "register_data",
     "stratified_order",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first used: listing runs does not need numpy."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -77,7 +77,7 @@ def needed_recipe(recipe: Recipe, field: Field) -> Recipe:
     assert source is not None
     parts = ("data", "model") if field == "start" else ("data",)
     plain = recipe.plain()
-    fields = [f"{part}.{k}={json.dumps(v)}" for part in parts for k, v in plain[part].items()]
+    fields = [f"{part}={json.dumps(plain[part])}" for part in parts]
     modules = list(dict.fromkeys([*load_recipe(source).uses, *recipe.uses]))
     return load_recipe(source, [*fields, f"uses={json.dumps(modules)}"])
 
@@ -119,7 +119,10 @@ def _read(source: str | Path) -> dict[str, Any]:
     if _is_file(source):
         if not path.is_file():
             raise RecipeError(f"there is no recipe file {path}")
-        text, name = path.read_text(encoding="utf-8"), path.stem
+        try:
+            text, name = path.read_text(encoding="utf-8"), path.stem
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{path} is not a text file in UTF-8: {error}") from None
     else:
         name = str(source)
         if name not in recipe_names():

@@ -33,6 +33,9 @@ MAKE_WEIGHTS = (
 )
 
 
+STEP_FIELDS = ("data", "epochs", "batch_size", "precision")
+
+
 def is_weights(name: str | Path) -> bool:
     """Whether a start is a file of weights, not a recipe or a run."""
     return Path(name).suffix == ".safetensors"
@@ -236,7 +239,7 @@ class Recipe(_Part):
     @property
     def steps_together(self) -> tuple[Any, ...]:
         """What runs that are trained side by side must have in common."""
-        return self.data, self.epochs, self.batch_size, self.precision
+        return tuple(getattr(self, field) for field in STEP_FIELDS)
 
     def beside(self, field: str) -> Path:
         """The folder from which a path in ``start`` or ``distill`` is taken: that of the recipe file which names it,

@@ -28,15 +28,20 @@ IN_METRICS = ("epoch", "loss", "accuracy", "seconds")  # in every line
 
 
 class RunError(Foreseen, RuntimeError):
-    """A run that cannot be written, or whose folder holds something else."""
+    """A run cannot be written, or its folder holds another run."""
 
 
 class DamagedFile(ValueError):
     """A file that does not hold what was written; the message says what to do."""
 
     def __init__(self, path: Path, problem: object) -> None:
+        self.path, self.problem = path, str(problem)
         remedy = REMEDIES.get(path.name)
         super().__init__(f"{path} is damaged: {problem}" + (f". {remedy}" if remedy else ""))
+
+    def __reduce__(self) -> tuple[type[DamagedFile], tuple[Path, str]]:
+        """So that a worker process can send it."""
+        return DamagedFile, (self.path, self.problem)
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
@@ -129,9 +134,18 @@ def whole_metrics(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             continue
         try:
             line = json.loads(text)
-            _ = [line[key] for key in IN_METRICS]
-            lines.append({**line, "epoch": int(line["epoch"])})
+            _check_types(line)
+            lines.append(line)
         except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(texts):
                 damaged.append(number)
     return lines, damaged
+
+
+def _check_types(line: dict[str, Any]) -> None:
+    """An epoch and its seconds are numbers; a loss or accuracy may be null."""
+    for key in IN_METRICS:
+        value, kinds = line[key], (int,) if key == "epoch" else (int, float)
+        empty = value is None and key in ("loss", "accuracy")
+        if not empty and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise TypeError(f"{key} is {value!r}")

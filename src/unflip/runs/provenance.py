@@ -48,7 +48,7 @@ class Origins:
 
 def write(run: Run, images: Fingerprint, origins: Origins, threads: int | None = None) -> None:
     """Record what a run that begins now is made from; ``threads`` of a CPU."""
-    saved: dict[str, Any] = {"images": dict(images)}
+    saved: dict[str, Any] = {"images": dict(images), "versions": [unflip_version()]}
     for part, folder, its_run in origins.folders:
         saved[part] = {"folder": str(folder), "sha256": checkpoints.identity(its_run.folder)}
     if origins.uses:
@@ -69,6 +69,22 @@ def read(run: Run) -> dict[str, Any] | None:
     except (KeyError, TypeError) as error:
         raise DamagedFile(path, f"it lacks or misstates {error}") from None
     return saved
+
+
+def folder_of(run: Run, part: str) -> Path | None:
+    """The folder of a run's start or teacher, as it was named; None if it has none."""
+    saved = (read(run) or {}).get(part)
+    return Path(saved["folder"]) if saved else None
+
+
+def note_version(run: Run) -> str | None:
+    """Record that a run resumes with another commit; returns the one it had."""
+    saved = read(run) or {}
+    before, now = saved.get("versions"), unflip_version()
+    if not before or before[-1] == now:
+        return None
+    write_json(run.folder / NAME, {**saved, "versions": [*before, now]})
+    return None if before[-1]["commit"] == now["commit"] else str(before[-1]["commit"])
 
 
 def note_threads(run: Run, threads: int | None) -> int | None:

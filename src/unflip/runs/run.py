@@ -41,7 +41,7 @@ SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to. ``accuracy`` is that of the last epoch; None for a run that stopped."""
+    """The outcome of a run. ``accuracy`` is that of the last epoch; None for a run that stopped."""
 
     seed: int
     accuracy: float | None = None
@@ -96,7 +96,7 @@ class Run:
             return []
         numbered = ((SEED_FOLDER.fullmatch(path.name), cls(path)) for path in root.folder.iterdir())
         found = [(int(match[1]), run) for match, run in numbered if match]
-        return [run for _, run in sorted(found, key=lambda pair: pair[0]) if run._is_run()]
+        return [run for _, run in sorted(found, key=lambda pair: pair[0]) if run.is_run()]
 
     @classmethod
     def below(cls, root: str | os.PathLike[str]) -> list[Run]:
@@ -227,9 +227,9 @@ class Run:
     def difference(self, recipe: Mapping[str, Any]) -> list[str]:
         """How the run's recipe differs from this one, both as JSON values; empty where there is no run."""
         if not self.exists:
-            self._is_run()
+            self.is_run()
             return []
-        return _differences(self.recipe, recipe)
+        return differences(self.recipe, recipe)
 
     def refuse_other_recipe(self, recipe: Mapping[str, Any]) -> None:
         differs = self.difference(recipe)
@@ -299,7 +299,7 @@ class Run:
             )
         return read_json(path, key)[key]
 
-    def _is_run(self) -> bool:
+    def is_run(self) -> bool:
         """False for an empty folder. A result without its recipe is an error: a mean would silently miss a seed."""
         if not self.exists and self.finished:
             raise ValueError(
@@ -324,14 +324,14 @@ class Run:
             return not try_lock(file)
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
     lines = []
     for key in sorted(old.keys() | new.keys()):
         if key == "about":
             continue
         a, b, here = old.get(key), new.get(key), f"{path}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
-            lines += _differences(a, b, f"{here}.")
+            lines += differences(a, b, f"{here}.")
         elif a != b:
             lines.append(f"{here} is {a!r} there and {b!r} here")
     return lines

@@ -95,5 +95,5 @@ class Health:
         return (
             f"epoch {epoch + 1}: the loss is {loss:.4g}, above {limit:.4g}, "
             f"{'the loss of guessing' if guessing else 'where it started'}: the network "
-            f"unlearns. Lower {self._rates()}."
+            f"is getting worse. Lower {self._rates()}."
         )

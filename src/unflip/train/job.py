@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,5 +56,5 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.evaluate_every < 1:
             raise ValueError(f"evaluate_every={self.evaluate_every} should be at least 1")
-        if self.device is not None and self.device.split(":")[0] not in ("cpu", "cuda"):
-            raise ValueError(f"device={self.device!r} should be cpu or cuda")
+        if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device={self.device!r} should be cpu, cuda or cuda:N")

@@ -82,7 +82,6 @@ class Learner:
         self.half = device.type == "cuda" and recipe.precision == "float16"
         objective = Objective(self.model, recipe.distill)
         self.objective = distributed.wrap(objective, recipe, device)
-        self.layers = [n for n, _ in binary_layers(self.model)]
         with torch.no_grad():
             self.auxiliary_layers = list(auxiliary_losses(self.model))
         self.method = None if recipe.method == "float" else recipe.resolved_method()
@@ -221,7 +220,7 @@ class Learner:
                     if not isinstance(value, Tensor):
                         raise ValueError(
                             f"{type(optimizer).__name__}: its state {key!r} of {names[parameter]} is {value!r} and "
-                            "should be a tensor: no checkpoint has it otherwise"
+                            "must be a tensor, because checkpoints store only tensors"
                         )
         return state
 

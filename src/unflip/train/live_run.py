@@ -16,6 +16,7 @@ from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import Checkpoint
 from unflip.runs.files import RunError
 from unflip.runs.provenance import unflip_version
+from unflip.runs.run import differences
 from unflip.train import distributed
 from unflip.train.flips import Flips
 from unflip.train.health import Health, TrainingStopped
@@ -32,15 +33,12 @@ class LiveRun:
         self.recipe, self.seed, self.run, self.learner = job.recipe, job.seed, job.run, learner
         self.command = train_command(job.recipe, job.start, job.teacher)
         self.health = Health(job.recipe, len(learner.source.spec.classes))
+        self.version = unflip_version()  # now: the checkout may change while the run is trained
         self.board: Any = None
         self.flips = Flips(learner.model)
         self.seconds_before = 0.0  # of epochs that an earlier process trained
 
     # ------------------------------------------------------------------------------ beginning and resuming
-
-    def begin(self) -> None:
-        spec = self.learner.source.spec
-        self.run.begin(self.recipe.plain(), self.seed, self.command, spec)
 
     def resume(self, at: Position | None) -> list[int]:
         """Bring learner and files to a checkpoint; returns the epochs whose metrics were lost.
@@ -48,17 +46,32 @@ class LiveRun:
         A new run (``at`` None) begins with a checkpoint: a preparation is not repeated, and a disk that cannot be
         written is found before training, not after it.
         """
+        saved = checkpoints.load_at(self.run.folder, *at) if at else None
+        if saved is not None:
+            self._refuse_other_recipe(saved)
+        spec = self.learner.source.spec
+        self.run.begin(self.recipe.plain(), self.seed, self.command, spec)
         checkpoints.drop_after(self.run.folder, at)
         epochs = at[0] if at else 0
         kept, lost = self.run.cut_metrics(epochs)
         if epochs:  # without any line, nobody knows the loss of the first epoch
             self.health.start_loss = kept[0]["loss"] if kept else math.inf
         self.seconds_before = sum(line["seconds"] for line in kept)
-        if at is None:
+        if saved is None:
             self.run.save_checkpoint(self.checkpoint(0, 0))
         else:
-            self.restore(checkpoints.load_at(self.run.folder, *at))
+            self.restore(saved)
         return lost
+
+    def _refuse_other_recipe(self, saved: Checkpoint) -> None:
+        """The recipe.json that would tell may have been deleted."""
+        differs = differences(saved.info.get("recipe", {}), self.recipe.plain())
+        if differs or saved.info.get("seed") != self.seed:
+            what = "; ".join(differs) or f"its seed is {saved.info.get('seed')}, not {self.seed}"
+            raise RunError(
+                f"the checkpoints in {self.run} are of another recipe or seed: {what}. "
+                "Choose another --out, or delete that folder."
+            )
 
     def checkpoint(self, epoch: int, step: int) -> Checkpoint:
         tensors = self.learner.state()
@@ -178,7 +191,7 @@ class LiveRun:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "precision": "float16" if self.learner.half else "float32",
             "torch": torch.__version__,
-            **unflip_version(),
+            **self.version,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         if distributed.rank() == 0:

@@ -17,8 +17,8 @@ import torch
 from unflip.data import Dataset
 from unflip.data.source import Source
 from unflip.recipes.build import build_model
-from unflip.recipes.load import Field, named_by, needed_recipe, refuse_cycle, run_name
-from unflip.recipes.schema import Recipe, is_weights
+from unflip.recipes.load import Field, named_by, needed_recipe, refuse_cycle
+from unflip.recipes.schema import STEP_FIELDS, Recipe, is_weights
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs import provenance
 from unflip.runs.folders import locked, new_folders
@@ -59,6 +59,8 @@ def train(
     in the folder beside ``out`` that has that recipe's name, and trained there first if they are not finished.
     """
     options = options or RunOptions()
+    _refuse_unused([Job(recipe, 0, Path(out), start, teacher)])
+    check_device(options.device)
     start = start or _needed_run(recipe, "start", data, out, seeds, options)
     teacher = teacher or _needed_run(recipe, "distill", data, out, seeds, options)
     jobs = [Job(recipe, seed, Path(out), start, teacher) for seed in seeds]
@@ -75,7 +77,7 @@ def _needed_run(
 ) -> Path | None:
     """The run that ``recipe`` names in ``start`` or ``distill``, trained now if necessary.
 
-    Runs that are finished do not need it any more: then it is None unless it is still there to be compared.
+    Finished runs do not need it any more: then its folder is returned only if it still exists, to be compared.
     """
     named = named_by(recipe, field)
     if named is None:
@@ -84,10 +86,10 @@ def _needed_run(
     if is_weights(named):
         file = recipe.beside(field) / named
         return file if left or file.exists() else None
-    seeds = seeds if field == "start" else (0,)
+    trained, seeds = Run.of_seed(out, seeds[0]), seeds if field == "start" else (0,)
     if not left:  # the recipe it came from may be gone too
-        beside = Path(out).parent / run_name(named)
-        return None if _unfinished(beside, seeds, options.device) else beside
+        folder = provenance.folder_of(trained, "start" if field == "start" else "teacher")
+        return None if folder is None or _unfinished(folder, seeds, options.device) else folder
     needed = needed_recipe(recipe, field)
     beside = Path(out).parent / needed.name
     if _unfinished(beside, seeds, options.device):
@@ -143,7 +145,7 @@ def check_device(device: str | None) -> None:
 def _refuse_unequal(jobs: Sequence[Job]) -> None:
     """Runs side by side take their steps together."""
     for job in jobs:
-        for field in ("data", "epochs", "batch_size", "precision"):
+        for field in STEP_FIELDS:
             mine, first = getattr(job.recipe, field), getattr(jobs[0].recipe, field)
             if mine != first:
                 raise ValueError(
@@ -200,7 +202,7 @@ class _Training:
     def _finished(self, job: Job) -> dict[str, Any] | None:
         """The result of a finished run. Refused if the folder holds a run of another recipe, or of other images, start
         or teacher."""
-        if job.run.exists:
+        if job.run.is_run():
             job.run.refuse_other_seed()
             job.run.refuse_other_recipe(job.recipe.plain())
             provenance.refuse_another(job.run, self.data.fingerprint, job.origins)
@@ -285,17 +287,21 @@ class _Training:
                     job, model, self.data, self.device, eager=eager, quiet=quiet, memo=memo
                 )
                 provenance.write(job.run, self.data.fingerprint, job.origins, threads)
-            elif before := provenance.note_threads(job.run, threads):
-                self._say(
-                    f"warning: resuming {job.run} with {threads} CPU threads; it was started with {before}. "
-                    "Results will differ in the last digits from an uninterrupted run."
-                )
+            else:
+                self._warn_of_changes(job.run, threads)
         logits = None if teacher is None else teacher.logits
         learner = Learner(job.recipe, model, source, self.device, logits)
-        run = LiveRun(job, learner)
-        if self.first:
-            run.begin()
-        return run
+        return LiveRun(job, learner)
+
+    def _warn_of_changes(self, run: Run, threads: int | None) -> None:
+        """Say what is different from when the run was started."""
+        if before := provenance.note_threads(run, threads):
+            self._say(
+                f"warning: resuming {run} with {threads} CPU threads; it was started with {before}. "
+                "Results will differ in the last digits from an uninterrupted run."
+            )
+        if commit := provenance.note_version(run):
+            self._say(f"warning: resuming {run}, which was trained with commit {commit} of unflip")
 
     def _train(
         self, runs: list[LiveRun], at: Position | None, stop: list[int]
