@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
 import json
 import re
 import typing
@@ -115,24 +117,32 @@ _Yaml.add_implicit_resolver(
 
 
 def _read(source: str | Path) -> dict[str, Any]:
+    if not _is_file(source):
+        return copy.deepcopy(_shipped(str(source)))
     path = Path(source)
-    if _is_file(source):
-        if not path.is_file():
-            raise RecipeError(f"there is no recipe file {path}")
-        try:
-            text, name = path.read_text(encoding="utf-8"), path.stem
-        except UnicodeDecodeError as error:
-            raise RecipeError(f"{path} is not a text file in UTF-8: {error}") from None
-    else:
-        name = str(source)
-        if name not in recipe_names():
-            near = difflib.get_close_matches(name, recipe_names(), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise RecipeError(
-                f"unknown recipe {name!r}.{hint} Shipped: {', '.join(recipe_names())}; "
-                "or give the path of a .yaml file."
-            )
-        text = (resources.files("unflip.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    if not path.is_file():
+        raise RecipeError(f"there is no recipe file {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not a text file in UTF-8: {error}") from None
+    return _parsed(text, str(source), path.stem)
+
+
+@functools.cache  # a help text of a study reads the same few recipes many times
+def _shipped(name: str) -> dict[str, Any]:
+    if name not in recipe_names():
+        near = difflib.get_close_matches(name, recipe_names(), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise RecipeError(
+            f"unknown recipe {name!r}.{hint} Shipped: {', '.join(recipe_names())}; "
+            "or give the path of a .yaml file."
+        )
+    text = (resources.files("unflip.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    return _parsed(text, name, name)
+
+
+def _parsed(text: str, source: str, name: str) -> dict[str, Any]:
     try:
         values = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
