@@ -39,6 +39,14 @@ def test_single_runs_find_their_start(runs):
     assert itself["sections"][0]["signs"] == []
 
 
+def test_a_start_that_is_not_beside_the_run_is_found_where_the_run_recorded_it(runs, tmp_path):
+    shutil.copytree(runs / "digits-lns", tmp_path / "digits-lns")
+    [section] = report_data([tmp_path / "digits-lns"])["sections"]
+    [entry] = section["signs"]
+    assert entry["baseline"] == "digits-dorefa"
+    assert [seed["seed"] for seed in entry["seeds"]] == [0, 1]
+
+
 def test_command_and_recipe_repeat_the_run(runs, tmp_path):
     [section] = report_data([runs / "digits-lns"])["sections"]
     [arm] = section["arms"]

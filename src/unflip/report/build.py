@@ -20,6 +20,7 @@ from unflip.report.study_section import (
     study_section,
     trains_a_file,
 )
+from unflip.runs import provenance
 from unflip.runs.run import Run
 from unflip.study.summary import NAME as STUDY_FILE
 from unflip.study.summary import Summary
@@ -131,12 +132,15 @@ class _Single:
         self.started_there = baseline is None
 
     def _beside(self) -> Path | None:
-        """Where ``unflip train`` puts the run that a recipe starts from."""
+        """Where ``unflip train`` puts the run that a recipe starts from; or, if it is not there, the folder that the
+        run recorded: the name in a recipe's file may differ from the file's."""
         if not self.recipe.get("start"):
             return None
         seed_itself = Run(self.source).exists
         above = self.source.absolute().parent
-        return (above.parent if seed_itself else above) / run_name(self.recipe["start"])
+        beside = (above.parent if seed_itself else above) / run_name(self.recipe["start"])
+        recorded = provenance.folder_of(self.runs[0], "start")
+        return recorded if recorded and not Run.seeds_of(beside) else beside
 
     @property
     def group(self) -> tuple[str, str]:
