@@ -46,6 +46,15 @@ _server.set_forkserver_preload(
 torch.set_num_threads(1)
 
 
+# Files with few but long tests. Begun last, one of them would keep one core waiting for the other.
+LONG = ("runtime/test_native.py", "kernels/test_mapping_conv.py", "kernels/test_sign_conv.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; with --no-loadscope-reorder, xdist keeps that order."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed_and_one_thread() -> Iterator[None]:
     torch.manual_seed(0)
