@@ -299,7 +299,7 @@ def test_packing_snippets_run(tmp_path, monkeypatch):
 
 
 def test_the_study_of_the_guide_can_be_called(monkeypatch, capsys):
-    """It would train for hours: the call is checked, and every arm is there."""
+    """It would train for hours: only the call is checked, and that every arm exists."""
     [snippet] = code_blocks(ROOT / "docs" / "studies.md")
     signature = inspect.signature(runner.run_study)
 

@@ -246,11 +246,10 @@ class Recipe(_Part):
         or the current folder where an override does."""
         return self._folders.get(field, Path())
 
-    def found_in(self, folder: Path, *overridden: str) -> Recipe:
-        """This recipe, read from a file in ``folder``; ``overridden`` fields came from an override."""
+    def found_in(self, folder: Path, *overridden: str) -> None:
+        """Note that it was read from a file in ``folder``; ``overridden`` fields came from an override."""
         fields = (field for field in ("start", "distill") if field not in overridden)
         self._folders.update(dict.fromkeys(fields, folder))
-        return self
 
     def plain(self) -> dict[str, Any]:
         """The recipe as JSON values, every default filled in."""
