@@ -37,14 +37,14 @@ def decode_rgb(data: bytes, name: str) -> Image:
 
     The bytes tell the format, not the name: a PNG file called .JPEG is decoded too.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as file:
             return _upright(file, "RGB", name)
     except PixelError:
         raise
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise PixelError(
             f"{name} is not an image of a known format ({len(data):,} bytes); repair or remove it"
         ) from error
