@@ -15,7 +15,11 @@ import pytest
 Image = pytest.importorskip("PIL.Image")
 
 KEYS = ("n01440764", "n02102040", "n03028079")
-NAMES = ("tench, Tinca tinca", "English springer, English springer spaniel", "church, church building")
+NAMES = (
+    "tench, Tinca tinca",
+    "English springer, English springer spaniel",
+    "church, church building",
+)
 
 
 @dataclass(frozen=True)
@@ -107,9 +111,7 @@ def write_parquet(root: Path, samples: list[Sample]) -> Path:
         chosen = shuffled([sample for sample in samples if sample.part == part])
         for number in range(2):
             mine = chosen[number::2]
-            images = [
-                {"bytes": s.data, "path": f"{s.stem}_{KEYS[s.label]}.JPEG"} for s in mine
-            ]
+            images = [{"bytes": s.data, "path": f"{s.stem}_{KEYS[s.label]}.JPEG"} for s in mine]
             table = pa.Table.from_pydict(
                 {"image": images, "label": [sample.label for sample in mine]}, schema=schema
             )

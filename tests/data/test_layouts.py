@@ -55,7 +55,7 @@ def test_folders_and_tars_in_place_have_one_fingerprint_that_notices_changes(wri
 
 
 def test_parquet_is_refused_for_training_with_the_command_that_packs_it(write):
-    with pytest.raises(DataError, match="unflip data pack .*parquet NAME.pack"):
+    with pytest.raises(DataError, match=r"unflip data pack .*parquet NAME.pack"):
         open_store(write("parquet"))
 
 
@@ -76,9 +76,11 @@ def test_kaggles_imagenet_is_found_with_the_labels_of_its_table(tmp_path, write,
     for sample in samples:
         if sample.part == "val":
             (inner / "val" / sample.name).write_bytes(sample.data)
-            lines.append(f"{sample.stem},n0{['1440764', '2102040', '3028079'][sample.label]} 1 2 3 4 \n")
+            lines.append(
+                f"{sample.stem},n0{['1440764', '2102040', '3028079'][sample.label]} 1 2 3 4 \n"
+            )
     root = tmp_path / "kaggle"
-    with pytest.raises(DataError, match="val has no class folders.*LOC_val_solution.csv into"):
+    with pytest.raises(DataError, match=r"val has no class folders.*LOC_val_solution.csv into"):
         open_store(root)
     (root / "LOC_val_solution.csv").write_text("".join(lines))
     store = open_store(root)
@@ -111,7 +113,7 @@ def test_a_wrong_tree_is_refused(write, change, message):
 
 
 def test_an_unknown_path_names_what_is_there_and_what_is_expected(tmp_path):
-    with pytest.raises(DataError, match="does not exist.*class folders"):
+    with pytest.raises(DataError, match=r"does not exist.*class folders"):
         open_store(tmp_path / "absent")
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(DataError, match="is a file, but not a pack"):
@@ -199,6 +201,8 @@ def test_parquet_of_another_kind_is_refused_by_name(tmp_path):
     parquet.write_table(pa.table({"text": ["a"], "label": [0]}), path)
     with pytest.raises(DataError, match=r"validation-00000\.parquet cannot be read as Parquet"):
         open_any(tmp_path)
-    parquet.write_table(pa.table({"text": ["a"], "label": [0]}), tmp_path / "validation-00000.parquet")
+    parquet.write_table(
+        pa.table({"text": ["a"], "label": [0]}), tmp_path / "validation-00000.parquet"
+    )
     with pytest.raises(DataError, match=r"has the columns text, label. It should have"):
         open_any(tmp_path)

@@ -93,7 +93,7 @@ def _print_packed(pack: Pack, before: bool) -> None:
         f"images of {len(pack.keys):,} classes, {in_bytes(pack.header.pack_length)}"
     )
     if pack.header.skipped:
-        print(f"{pack.header.skipped:,} damaged images were skipped:")
+        print(f"skipped as damaged: {pack.header.skipped:,}")
         for name in pack.header.skipped_names:
             print(f"  {name}")
         if pack.header.skipped > len(pack.header.skipped_names):
