@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from unflip.cli import app
 from unflip.cli.data import Progress, pack_data, show_data
 from unflip.data.errors import DataError
 from unflip.hints import NotInstalled
@@ -29,6 +33,22 @@ def test_packing_prints_what_was_packed(write, tmp_path, capsys):
     assert "skipped as damaged: 1\n  val/n02102040/ILSVRC2012_val_00000003" in printed
     pack_data(source, out, skip_damaged=True, workers=1)
     assert "set.pack is complete: 24 training" in capsys.readouterr().out
+
+
+def test_commands_and_code_of_the_page_run(write, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    commands = [
+        *re.findall(r"^    unflip (data [^#\n]+)", page, re.MULTILINE),
+        *re.findall(r"`unflip (data pack [^`]*\.pack [^`]+)`", page),
+    ]
+    assert len(commands) == 5
+    write("folders").rename(tmp_path / "imagenet")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        get_command(app).main(shlex.split(command), standalone_mode=False)
+    [snippet] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(snippet, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "tench (20, 30)"
 
 
 def test_quality_without_size_is_refused(write, tmp_path):

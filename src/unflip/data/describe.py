@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 
@@ -47,11 +48,10 @@ def damaged(store: Store, workers: int) -> Iterator[tuple[int, list[str]]]:
         for numbers in images.reading_chunks()
     ]
     done = 0
-    for (_, numbers), problems in zip(
-        chunks, results(_check_chunk, store, chunks, workers), strict=True
-    ):
-        done += len(numbers)
-        yield done, problems
+    with closing(results(_check_chunk, store, chunks, workers)) as found:
+        for (_, numbers), problems in zip(chunks, found, strict=True):
+            done += len(numbers)
+            yield done, problems
 
 
 def in_bytes(count: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 DEFAULT_QUALITY = 90
+MOST_BYTES = 2**32 - 1  # of one image
 NAMED = 20  # skipped images that an index names
 
 Report = Callable[[int, int], None]  # is told how many images of how many are packed
@@ -90,6 +92,10 @@ class Encoding:
 
     def encode(self, data: bytes, name: str) -> Encoded:
         """Every image is decoded: a damaged one must be noticed now, not in the middle of training."""
+        if len(data) > MOST_BYTES:
+            raise PixelError(
+                f"{name} has {len(data):,} bytes, more than a pack can hold; remove it"
+            )
         picture = decode_rgb(data, name)
         if self.size is None:
             return Encoded(data, picture.width, picture.height)
@@ -130,9 +136,11 @@ def pack_images(
         _refuse_skipped(partial, plan, names, skip_damaged)
         chunks = plan.chunks_from(partial.done)
         report(partial.done, len(plan))
-        for images in results(_encode_chunk, (store, encoding), chunks, workers):
-            _append(partial, images, skip_damaged)
-            report(partial.done, len(plan))
+        # Closed also when a damaged image stops the loop: that ends the worker processes.
+        with closing(results(_encode_chunk, (store, encoding), chunks, workers)) as encoded:
+            for images in encoded:
+                _append(partial, images, skip_damaged)
+                report(partial.done, len(plan))
         header, records, block = _index(store, partial, plan, names, job, encoding)
         partial.finish(header, records, block)
     return Pack(out)
@@ -248,7 +256,7 @@ def _index(
 
 
 def _complete(out: Path, job: Job) -> Pack:
-    """The pack that is there already, if it is the one that is asked for."""
+    """The existing pack, if it was made from these images with these options."""
     pack = Pack(out)
     if pack.header.job != _job_hash(job):
         raise DataError(

@@ -25,7 +25,7 @@ def files_with_suffix(folder: Path, suffix: str) -> list[Path]:
 
 
 def parts_of(
-    folder: Path, files: list[Path], labelled: Callable[[Path], bool]
+    folder: Path, files: list[Path], labeled: Callable[[Path], bool]
 ) -> tuple[list[Path], list[Path]]:
     """The files of training images, and those of test images.
 
@@ -39,7 +39,7 @@ def parts_of(
         )
     for part in TEST_NAMES:
         test = _named(part, folder, files)
-        if test and labelled(test[0]):
+        if test and labeled(test[0]):
             return train, test
     raise DataError(
         f"{folder} has training images, but no file with 'val' or 'test' in its name that has labels. "

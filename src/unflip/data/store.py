@@ -1,6 +1,6 @@
 """Encoded images with labels, readable by number: what training asks of a large image set on disk.
 
-`open_store` recognises a pack (made by ``unflip data pack``) and the layouts that image sets are published in. Parquet
+`open_store` recognizes a pack (made by ``unflip data pack``) and the layouts that image sets are published in. Parquet
 files are only packed or shown: a Parquet file is read in blocks of many images, so images in random order would take
 hundreds of times longer.
 """

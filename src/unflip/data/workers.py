@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -31,8 +31,11 @@ def results(
     shared: Shared,
     tasks: Iterable[Task],
     workers: int,
-) -> Iterator[Result]:
-    """``function(shared, task)`` for each task, in their order. With one worker, in this process."""
+) -> Generator[Result, None, None]:
+    """``function(shared, task)`` for each task, in their order. With one worker, in this process.
+
+    Closing the generator ends the processes.
+    """
     if workers == 1:
         yield from (function(shared, task) for task in tasks)
         return
