@@ -126,6 +126,14 @@ def test_images_that_a_power_failure_lost_are_packed_again(source, expected, out
     assert contents(out) == expected
 
 
+def test_zeros_in_the_journal_are_not_taken_for_skipped_images(source, expected, out):
+    begun(source, out, 16)
+    with out.with_name("a.pack.journal.part").open("ab") as journal:
+        journal.write(bytes(16 * 5))
+    pack_images(open_any(source), out, RESIZED, skip_damaged=True)
+    assert contents(out) == expected
+
+
 def begun(source: Path, out: Path, images: int, skip_damaged: bool = False) -> None:
     """Pack this many images, and stop."""
 

@@ -46,21 +46,18 @@ class FolderPart(ListedPart):
         self.folders = folders
 
     def read(self, index: int) -> bytes:
-        path = self._path(index)
         try:
-            return path.read_bytes()
+            with open(self.name(index), "rb") as file:
+                return file.read()
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error}.") from error
+            raise DataError(f"{self.name(index)} cannot be read: {error.strerror}.") from error
 
     def name(self, index: int) -> str:
-        return str(self._path(index))
+        return f"{self.folders[self.labels[index]]}/{self.names[index]}"
 
     def lengths(self) -> Numbers:
         names = (self.name(index) for index in range(len(self)))
         return np.array([os.stat(name).st_size for name in names], dtype=np.int64)
-
-    def _path(self, index: int) -> Path:
-        return self.folders[self.labels[index]] / self.names[index]
 
 
 def find_train(folder: Path) -> Path | None:

@@ -120,7 +120,7 @@ def pack_images(
     workers: int = 1,
     report: Report = lambda done, total: None,
 ) -> Pack:
-    """Write the images of ``store`` as the pack ``out``, or go on where an earlier call was interrupted.
+    """Write the images of ``store`` as the pack ``out``. Resumes a call that was interrupted.
 
     A damaged image is an error that names it; with ``skip_damaged`` it is left out.
     """

@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +30,7 @@ from unflip.data.pack_format import (
 )
 
 ENTRY = np.dtype([("length", "<u4"), ("width", "<u4"), ("height", "<u4"), ("crc", "<u4")])
+SKIPPED = 0x534B4950
 SYNC_EVERY = 4096  # entries between two calls of fsync
 
 Job = dict[str, Any]
@@ -45,7 +46,7 @@ class Encoded:
     problem: str = ""
 
     def entry(self) -> tuple[int, int, int, int]:
-        return len(self.data), self.width, self.height, zlib.crc32(self.data)
+        return len(self.data), self.width, self.height, _check_value(self.data)
 
 
 class PartialPack:
@@ -56,30 +57,26 @@ class PartialPack:
         self.data_path = out.with_name(out.name + ".part")
         self.journal_path = out.with_name(out.name + ".journal.part")
         self.entries: list[Records] = []
-        self.unsynced = 0
+        self.done = self.unsynced = 0
 
     def __enter__(self) -> PartialPack:
         with ExitStack() as stack:
             self.journal = stack.enter_context(_open(self.journal_path))
             self._lock()
             self.data = stack.enter_context(_open(self.data_path))
-            self.entries.append(self._resume())
+            self._add(self._resume())
             self.files = stack.pop_all()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.files.close()
 
-    @property
-    def done(self) -> int:
-        return sum(len(entries) for entries in self.entries)
-
     def append(self, images: Iterable[Encoded]) -> None:
         images = list(images)
         entries = np.array([image.entry() for image in images], dtype=ENTRY)
         self._write(self.data, self.data_path, b"".join(image.data for image in images))
         self._write(self.journal, self.journal_path, entries.tobytes())
-        self.entries.append(entries)
+        self._add(entries)
         self.unsynced += len(images)
         if self.unsynced >= SYNC_EVERY:
             self._sync()
@@ -109,19 +106,25 @@ class PartialPack:
     def all_entries(self) -> Records:
         return np.concatenate(self.entries)
 
+    def _add(self, entries: Records) -> None:
+        self.entries.append(entries)
+        self.done += len(entries)
+
     def _lock(self) -> None:
-        """Fails too if another process has finished the pack, and deleted the journal, in this moment."""
+        """Until the journal is closed. Some network file systems have no locks; there the user must take care."""
         try:
             fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            still_there = os.path.samestat(
-                os.fstat(self.journal.fileno()), os.stat(self.journal_path)
-            )
+        except BlockingIOError:
+            raise self._busy() from None
         except OSError:
-            still_there = False
-        if not still_there:
-            raise DataError(
-                f"{self.out} is being packed by another process. Wait for it, or stop it."
-            )
+            return
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self.journal.fileno()), os.stat(self.journal_path)):
+                return
+        raise self._busy()  # it has finished, and deleted the journal, in this moment
+
+    def _busy(self) -> DataError:
+        return DataError(f"{self.out} is being packed by another process. Wait for it, or stop it.")
 
     def _resume(self) -> Records:
         """The entries whose images are there. Both files are cut off after them."""
@@ -178,7 +181,7 @@ class PartialPack:
         for number in range(max(0, count - 2 * SYNC_EVERY), count):
             length = int(entries["length"][number])
             data = os.pread(self.data.fileno(), length, int(ends[number]) - length)
-            if zlib.crc32(data) != int(entries["crc"][number]):
+            if _check_value(data) != int(entries["crc"][number]):
                 return number
         return count
 
@@ -201,6 +204,11 @@ class PartialPack:
             except OSError as error:
                 raise self._failed(path, error) from error
         self.unsynced = 0
+
+
+def _check_value(data: bytes) -> int:
+    """The CRC; for a skipped image a mark, since zeros are what a power failure leaves."""
+    return zlib.crc32(data) if data else SKIPPED
 
 
 def _open(path: Path) -> IO[bytes]:
