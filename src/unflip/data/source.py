@@ -52,8 +52,14 @@ class Source(Protocol):
     def batch(self, plan: Tensor) -> tuple[Tensor, Tensor]:
         """The images of some rows of a plan, float of shape N,C,H,W and normalized, and their labels; on the device."""
 
-    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All test images in order, ``size`` at a time (the last batch may be smaller), as :meth:`batch` gives them."""
+    def test_batches(
+        self, size: int, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The test images in order, ``size`` at a time (the last batch may be smaller), as :meth:`batch` gives them.
+
+        ``part`` is (number, count): only the images of :func:`numbers_of_part`. A process among several that evaluate
+        together asks for its own part.
+        """
 
 
 @runtime_checkable
@@ -119,11 +125,14 @@ class MemorySource:
         images = (raw.float() - self.mean) / self.std * inside[..., None]
         return images.permute(0, 3, 1, 2), self.train_labels[index]
 
-    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, self.test_count, size):
-            part = slice(start, start + size)
-            images = (self.test[part].float() - self.mean) / self.std
-            yield images.permute(0, 3, 1, 2), self.test_labels[part]
+    def test_batches(
+        self, size: int, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        mine = numbers_of_part(self.test_count, part)
+        for start in mine[::size]:
+            batch = slice(start, min(start + size, mine.stop))
+            images = (self.test[batch].float() - self.mean) / self.std
+            yield images.permute(0, 3, 1, 2), self.test_labels[batch]
 
     def pictures(self) -> tuple[int, ...]:
         shifts = 2 * self.padding + 1
@@ -134,6 +143,12 @@ def in_batches(rows: Tensor, batch_size: int) -> Tensor:
     """The rows of an epoch as a plan (steps, batch, columns); a last partial batch is dropped."""
     steps = len(rows) // batch_size
     return rows[: steps * batch_size].view(steps, batch_size, rows.shape[1])
+
+
+def numbers_of_part(count: int, part: tuple[int, int]) -> range:
+    """The numbers of the images in part (number, of how many parts). Every image is in exactly one part."""
+    number, parts = part
+    return range(number * count // parts, (number + 1) * count // parts)
 
 
 def mix(seed: int, epoch: int) -> int:

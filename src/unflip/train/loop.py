@@ -126,8 +126,6 @@ def train_together(
         here = replace(
             options,
             device=chosen or ("cuda" if torch.cuda.is_available() else "cpu"),
-            # Several GPUs communicate between kernels: their steps are neither compiled nor captured.
-            eager=options.eager or distributed.launched(),
             quiet=options.quiet or not first,
             gpu_lock=options.gpu_lock if first else None,  # the others wait for rank 0
         )
@@ -290,7 +288,8 @@ class _Training:
             else:
                 self._warn_of_changes(job.run, threads)
         logits = None if teacher is None else teacher.logits
-        learner = Learner(job.recipe, model, source, self.device, logits)
+        ranks = distributed.together()
+        learner = Learner(job.recipe, model, source, self.device, logits, ranks)
         return LiveRun(job, learner)
 
     def _warn_of_changes(self, run: Run, threads: int | None) -> None:
@@ -452,5 +451,5 @@ def _start_epoch(runs: list[LiveRun], epoch: int) -> None:
     for run in runs:
         factor = run.recipe.schedule.factor_at(epoch, run.recipe.epochs)
         # On a GPU, dropout draws from the global generator: seeding it per epoch makes that resumable.
-        torch.manual_seed(run.seed * 1_000_003 + epoch)
+        torch.manual_seed(run.seed * 1_000_003 + epoch + (run.learner.ranks.rank << 48))
         run.learner.start_epoch(run.seed, epoch, factor)
