@@ -7,6 +7,7 @@ run, another device and every rank of a distributed run see the same batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -71,6 +72,40 @@ class FinitePictures(Protocol):
 
     def pictures(self) -> tuple[int, ...]:
         """How many values each column of a plan takes, from 0 on. Every combination is a picture."""
+
+
+@runtime_checkable
+class StreamedSource(Source, Protocol):
+    """What a source with ``resident = False`` may offer besides: batches that are decoded ahead of training.
+
+    ``batch(plan)`` equals ``normalize`` of the same rows from :meth:`stream` exactly.
+    """
+
+    def stream(
+        self, plan: Tensor, first: int = 0
+    ) -> AbstractContextManager[Iterator[tuple[Tensor, Tensor]]]:
+        """The decoded batches of ``plan[first:]`` in order: uint8 images N,H,W,C and int64 labels on the CPU, pinned if
+        the device is a GPU.
+
+        Decoding begins with this call. A batch stays valid until the next but one is asked for: a copy to a GPU must be
+        finished by then. Several streams may be open, such as that of the next epoch.
+        """
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """uint8 images N,H,W,C on the device as normalized float N,C,H,W (channels last). May be captured."""
+
+    def close(self) -> None:
+        """End what decodes ahead. It starts again if needed."""
+
+
+@contextmanager
+def closing(source: Source) -> Iterator[Source]:
+    """``source``, whose worker processes end on exit if it has any."""
+    try:
+        yield source
+    finally:
+        if isinstance(source, StreamedSource):
+            source.close()
 
 
 class MemorySource:
