@@ -55,7 +55,7 @@ class Stripes:
     def split(self, validation):
         return Stripes(self.train[:-validation], self.train[-validation:], self.side)
 
-    def source(self, device):
+    def source(self, device, workers=None):
         return StripesSource(self, device)
 
 class StripesSource:

@@ -45,7 +45,9 @@ Batch = tuple[Pixels, npt.NDArray[np.int64]]
 # Makes memory fast to copy to a GPU; returns what undoes it.
 Pin = Callable[[Pixels], Callable[[], None]]
 
-PIECE = 8  # images per task: a message costs little beside them, and all workers share a batch
+PIECE = (
+    16  # images per task: a message costs little beside them, and 16 workers share a batch of 256
+)
 HELD = 2  # slots that the consumer may still read
 FEWEST_SLOTS, MOST_SLOTS = HELD + 2, HELD + 6
 RING_BYTES = 2**30  # larger rings have the fewest slots
@@ -101,7 +103,9 @@ class WorkerPool:
 
     def __init__(self, decoder: Decoder, workers: int, pin: Pin | None = None) -> None:
         if not 1 <= workers <= MOST_WORKERS:
-            raise DataError(f"workers={workers} must be from 1 to {MOST_WORKERS}. Set --workers.")
+            raise DataError(
+                f"workers={workers} must be from 1 to {MOST_WORKERS}. Set --image-workers."
+            )
         self.decoder, self.pin = decoder, pin
         self.lock = threading.RLock()
         self.streams: dict[int, Stream] = {}
@@ -308,7 +312,7 @@ class _Processes:
             "" if use == IDLE else f" while it decoded {self.decoder.part(Use(use)).name(index)}"
         )
         if code == -signal.SIGKILL:
-            how, hint = "was killed", "If memory ran out, use fewer workers (--workers)."
+            how, hint = "was killed", "If memory ran out, use fewer workers (--image-workers)."
         elif code < 0:
             how, hint = (
                 f"ended by {signal.Signals(-code).name}",

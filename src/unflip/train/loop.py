@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unflip.data import Dataset
-from unflip.data.source import Source
+from unflip.data.source import Source, closing
 from unflip.recipes.build import build_model
 from unflip.recipes.load import Field, named_by, needed_recipe, refuse_cycle
 from unflip.recipes.schema import STEP_FIELDS, Recipe, is_weights
@@ -177,7 +177,12 @@ class _Training:
         waiting = [i for i, result in enumerate(results) if result is None]
         if not waiting:
             return results
-        source = self.data.source(self.device)
+        with closing(self.data.source(self.device, self.options.workers)) as source:
+            self._train_waiting(waiting, source, results)
+        return results
+
+    def _train_waiting(self, waiting: list[int], source: Source, results: list[Any]) -> None:
+        """Train the jobs that have no result yet, and add theirs to ``results``."""
         folders = [self.jobs[i].run.folder for i in waiting] if self.first else []
         with sigterm_as_ctrl_c(), new_folders(folders) as begun, locked(folders):
             groups = distributed.from_rank_0(self._groups(waiting) if self.first else None)
@@ -191,7 +196,6 @@ class _Training:
                     results[i] = result
                 if stop and self.first:  # after the last step: these are finished, no others begin
                     interrupt(stop[0])
-        return results
 
     def _say(self, text: str) -> None:
         if not self.options.quiet:
