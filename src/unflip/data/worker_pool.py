@@ -95,7 +95,7 @@ class Stream:
         self.sent = self.taken = 0  # batches
         self.counts = [0] * ring.shape.slots  # images of each slot
         self.left = [0] * ring.shape.slots  # images of each slot that are not decoded yet
-        self.error: Exception | None = None
+        self.errors: dict[int, Exception] = {}  # the first of a slot
 
 
 class WorkerPool:
@@ -142,10 +142,10 @@ class WorkerPool:
                 if stream.taken == stream.sent:
                     return
                 slot = stream.taken % shape.slots
-                while stream.left[slot] and stream.error is None:
+                while stream.left[slot] and slot not in stream.errors:
                     self._receive()
-            if stream.error is not None:
-                raise stream.error
+            if slot in stream.errors:  # the batches before it were fine
+                raise stream.errors[slot]
             stream.taken += 1
             images, labels, _ = shape.slot(stream.ring.memory, slot)
             yield images[: stream.counts[slot]], labels[: stream.counts[slot]]
@@ -174,10 +174,11 @@ class WorkerPool:
         for ticket, slot, count, message in self.processes.reports():
             stream = self.streams[ticket]
             stream.left[slot] -= count
-            if message and stream.error is None:
+            if message:
                 text = message[1:].decode(errors="replace")
-                found = message[:1] == DATA_ERROR
-                stream.error = DataError(text) if found else RuntimeError(f"in a worker: {text}")
+                known = message[:1] == DATA_ERROR
+                error = DataError(text) if known else RuntimeError(f"in a worker: {text}")
+                stream.errors.setdefault(slot, error)
 
     def _end(self, stream: Stream) -> None:
         """Workers skip the tasks of a closed stream. Its ring is free when nobody works on it any more."""
