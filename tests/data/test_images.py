@@ -61,14 +61,13 @@ def write_tars(folders: Path, root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from unflip.data.packing import pack_images
-
+    from unflip.data.packing import Encoding, pack_images
     from unflip.data.store import open_any
 
     root = tmp_path_factory.mktemp("layouts")
     write_folders(root / "folders")
     write_tars(root / "folders", root / "tars")
-    pack_images(open_any(root / "folders"), root / "images.pack")
+    pack_images(open_any(root / "folders"), root / "images.pack", Encoding())
     return {name: root / name for name in ("folders", "tars", "images.pack")}
 
 
@@ -194,7 +193,7 @@ def test_a_run_is_trained_packed_and_evaluated(
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(recipe))
     small = load_recipe(str(tmp_path / "small.yaml"))
     options = RunOptions(device="cpu", quiet=True, workers=1)
-    [result] = train(small, small.data.load(layouts["tars"]), tmp_path / "run", options=options)
+    [result] = train(small, small.data.load(layouts["folders"]), tmp_path / "run", options=options)
     done = unflip("pack", tmp_path / "run", "-o", tmp_path / "a.unflip")
     assert done.code == 0, done.err
     command = ("evaluate", tmp_path / "a.unflip", "images", "--data", layouts["images.pack"])

@@ -45,17 +45,13 @@ Batch = tuple[Pixels, npt.NDArray[np.int64]]
 # Makes memory fast to copy to a GPU; returns what undoes it.
 Pin = Callable[[Pixels], Callable[[], None]]
 
-PIECE = (
-    16  # images per task: a message costs little beside them, and 16 workers share a batch of 256
-)
+PIECE = 16  # images per task: a message costs little beside them, and many workers share a batch
 HELD = 2  # slots that the consumer may still read
 FEWEST_SLOTS, MOST_SLOTS = HELD + 2, HELD + 6
 RING_BYTES = 2**30  # larger rings have the fewest slots
 AT_ONCE = 4096 // TASK.size  # tasks per write: so many bytes are written in one piece
 
-START = (
-    "import sys; sys.path[:] = sys.argv[6:]; from unflip.data.worker_process import main; main()"
-)
+MAIN = "import sys; sys.path[:] = sys.argv[6:]; from unflip.data.worker_process import main; main()"
 # One thread per worker. Freed memory is kept for the next image: asking the kernel for it again takes 15 % of the time.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -251,7 +247,7 @@ class _Processes:
     def _start(self, number: int, decoder_fd: int) -> None:
         reports_read, reports_write = os.pipe()
         fds = (self.tasks_read, reports_write, self.memory_fd, decoder_fd)
-        command = [sys.executable, "-c", START, *map(str, (number, *fds)), *map(str, sys.path)]
+        command = [sys.executable, "-c", MAIN, *map(str, (number, *fds)), *map(str, sys.path)]
         # Ctrl-C reaches all processes of a terminal, but only this one decides when workers end.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
