@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -56,10 +55,9 @@ class FolderPart(ListedPart):
     def name(self, index: int) -> str:
         return str(self._path(index))
 
-    @cached_property
     def lengths(self) -> Numbers:
-        paths = (self._path(index) for index in range(len(self)))
-        return np.array([os.stat(path).st_size for path in paths], dtype=np.int64)
+        names = (self.name(index) for index in range(len(self)))
+        return np.array([os.stat(name).st_size for name in names], dtype=np.int64)
 
     def _path(self, index: int) -> Path:
         return self.folders[self.labels[index]] / self.names[index]

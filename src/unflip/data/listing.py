@@ -71,10 +71,9 @@ class ListedPart(ABC):
     def name(self, index: int) -> str:
         """The path of the image, for messages. In a tar or Parquet file: path of the file/name inside it."""
 
-    @property
     @abstractmethod
-    def lengths(self) -> Numbers:
-        """Of each image in bytes."""
+    def lengths(self) -> Numbers | None:
+        """Of each image in bytes; None if all images would have to be read for it."""
 
     def reading_chunks(self) -> list[Numbers]:
         """The numbers of the images in the order in which they are on the disk, in pieces to be read at once."""
@@ -83,8 +82,10 @@ class ListedPart(ABC):
     def digest(self) -> str:
         """Number and hash. The contents are not read, which would take hours: names and lengths must do."""
         stems = "\0".join(stem(name) for name in self.names).encode("utf-8", "surrogateescape")
-        hashed = short_hash(self.labels, self.lengths, stems)
-        return f"{len(self):,} by name and length ({hashed})"
+        lengths = self.lengths()
+        if lengths is None:
+            return f"{len(self):,} by name ({short_hash(self.labels, stems)})"
+        return f"{len(self):,} by name and length ({short_hash(self.labels, lengths, stems)})"
 
 
 @dataclass(frozen=True)

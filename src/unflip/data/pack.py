@@ -95,7 +95,6 @@ class PackPart:
     def records(self) -> Records:
         return self.pack.records[self.begin : self.end]
 
-    @property
     def lengths(self) -> Numbers:
         return self.records["length"].astype(np.int64)
 

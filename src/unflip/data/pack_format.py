@@ -78,9 +78,9 @@ def index_path(pack: Path) -> Path:
 
 
 def content_hash(records: Records) -> bytes:
-    """Of the lengths and CRCs of all images: ties NAME.pack to its index without reading all of it."""
+    """Of the places, lengths and CRCs of all images: ties NAME.pack to its index without reading all of it."""
     hashed = hashlib.blake2b(digest_size=HASH)
-    for column in ("length", "crc"):
+    for column in ("offset", "length", "crc"):
         hashed.update(np.ascontiguousarray(records[column]).data)
     return hashed.digest()
 

@@ -200,7 +200,7 @@ def _refuse_skipped(
     if len(skipped) and not skip_damaged:
         name = _name(names, int(plan.numbers[skipped[0]]))
         raise DataError(
-            f"{partial.data_path} was begun with --skip-damaged and has skipped {len(skipped)} images ({name}, …). "
+            f"{partial.data_path} was begun with --skip-damaged and has skipped {len(skipped)} as damaged ({name}, …). "
             f"Give --skip-damaged again, or delete {partial.data_path.name} and {partial.journal_path.name}."
         )
 

@@ -81,14 +81,8 @@ class ParquetPart(ListedPart):
     def name(self, index: int) -> str:
         return f"{self.rows.file_of(int(self.order[index]))}/{self.names[index]}"
 
-    @property
-    def lengths(self) -> Numbers:
-        """All images are read for this."""
-        lengths = np.empty(len(self), dtype=np.int64)
-        for index in np.concatenate(self.reading_chunks()).tolist():
-            lengths[index] = len(self.read(index))
-        self._read = (0, [])
-        return lengths
+    def lengths(self) -> None:
+        return None
 
     def reading_chunks(self) -> list[Numbers]:
         """Whole blocks, since a part of one takes as long to read."""

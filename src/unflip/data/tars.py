@@ -48,7 +48,6 @@ class TarPart(ListedPart):
         self.offsets = np.array([image.offset for image in found], dtype=np.int64)
         self._lengths = np.array([image.length for image in found], dtype=np.int64)
 
-    @property
     def lengths(self) -> Numbers:
         return self._lengths
 
@@ -148,8 +147,17 @@ def _members(tar: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
                     raise DataError(f"{tar} is cut off inside {member.name}. Download it again.")
                 if member.isreg() and not member.name.rpartition("/")[2].startswith("."):
                     yield file, member
+            _check_end(file, tar)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{tar} cannot be read as a tar: {error}. Download it again.") from error
+
+
+def _check_end(file: tarfile.TarFile, tar: Path) -> None:
+    """A tar ends with blocks of zeros. tarfile also stops, without an error, where a header is damaged or cut off."""
+    assert file.fileobj is not None
+    file.fileobj.seek(file.offset)
+    if file.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise DataError(f"{tar} is damaged or cut off at byte {file.offset:,}. Download it again.")
 
 
 def _key(name: str) -> str:
