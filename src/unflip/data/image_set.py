@@ -100,8 +100,8 @@ class ImageSet:
             "classes": classes_in_words(self.classes),
         }
 
-    def source(self, device: torch.device) -> Source:
-        """All images on `device`, for training. Needs torch."""
+    def source(self, device: torch.device, workers: int | None = None) -> Source:
+        """All images on `device`, for training. No workers are needed, since nothing is decoded. Needs torch."""
         from unflip.data.source import MemorySource
 
         return MemorySource(self, device)

@@ -128,7 +128,7 @@ class LiveRun:
         last = epoch + 1 == self.recipe.epochs
         auxiliary = (learner.auxiliary_sum / learner.steps).tolist()
         return {
-            "loss": distributed.average(learner.loss_sum).item() / learner.steps,
+            "loss": learner.loss_sum.item() / learner.steps,
             "auxiliary_loss": dict(zip(learner.auxiliary_layers, auxiliary, strict=True)),
             "accuracy": learner.evaluate(exact=last) if evaluate else None,
             "lr": float(learner.optimizers[0].param_groups[-1]["lr"]),
