@@ -18,6 +18,7 @@ from unflip.layers import (
     LinearProduct,
     become,
     binary_layers,
+    has_binary_weights,
     multiply_binary,
     twin_of,
 )
@@ -133,6 +134,11 @@ def _no_sign(name: str, layer: BinaryLayer) -> str:
 
 
 def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
+    if not has_binary_weights(layer):
+        raise ValueError(
+            f"layer {name!r} cannot be frozen: method {layer.method} leaves its weights float. Train the next step "
+            "first: a network with binary weights that starts from this one"
+        )
     code = layer.code()
     if not (code.signs.abs() == 1).all():
         raise ValueError(_no_sign(name, layer))

@@ -232,7 +232,8 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     half precision if that is exact, otherwise in full precision.
     """
     device = x.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    plain = device == "meta" or not torch.is_autocast_enabled(device)
+    if plain or not has_binary_weights(layer):  # autocast may round float weights
         return _multiply(layer, x, weight)
     half = in_half(x)
     with torch.autocast(device, enabled=False):
@@ -240,6 +241,11 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
         if scale is None:
             return _multiply(layer, x.to(weight.dtype), weight)
         return _multiply_in_half(layer, x, weight, scale)
+
+
+def has_binary_weights(layer: nn.Module) -> bool:
+    """Whether the weights of a binary or frozen layer are signs and scales; a method may binarize only the inputs."""
+    return not isinstance(layer, BinaryLayer) or layer.weight_binarizer.binary
 
 
 def in_half(x: Tensor) -> bool:
@@ -250,6 +256,8 @@ def in_half(x: Tensor) -> bool:
 
 def scale_of_units(layer: Any, weight: Tensor) -> Tensor | None:
     """The scale of the weights if products of signs with the input are exact in half precision; otherwise None."""
+    if not has_binary_weights(layer):
+        return None
     code = layer.code()
     exact = len(code.scales) == 1 and code.offset is None and weight[0].numel() <= EXACT_IN_HALF
     return code.scales[0] if exact and layer.input_binarizer.unit else None

@@ -165,7 +165,7 @@ def test_parameter_counts() -> None:
         assert parameters(models.resnet18(variant="adabin")) == 11_689_512 + 3_840 + 64 + 2 * 512
         assert parameters(models.resnet34()) == 21_797_672  # torchvision's
         assert parameters(models.alexnet()) == 60_965_224
-        # biases: all but the classifier's 1,000 go. A stem of 12×12 is 96·3·(144 − 121) larger. BatchNorm: 2 × channels.
+        # all biases but the classifier's 1,000 go; a stem of 12×12 has 96·3·(144 − 121) more; BatchNorm 2 × channels
         dorefa = 60_965_224 - 9_568 + 6_624 + 2 * (256 + 384 + 384 + 256 + 4_096 + 4_096)
         assert parameters(models.alexnet(layout="dorefa")) == dorefa == 60_981_224
         # without groups, convolutions 2, 4 and 5 are twice as large
@@ -185,7 +185,9 @@ def test_parameter_counts() -> None:
         assert parameters(models.vgg_small()) == 4_574_592 + 3_584 + 81_930
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("resnet18", [2, 2, 2, 2]), ("resnet34", [3, 4, 6, 3])])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("resnet18", [2, 2, 2, 2]), ("resnet34", [3, 4, 6, 3])]
+)
 def test_resnets_have_torchvisions_names_in_every_variant(name: str, blocks: list[int]) -> None:
     norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     expected = {"conv1.weight", "fc.weight", "fc.bias"} | {f"bn1.{n}" for n in norm}
@@ -327,7 +329,10 @@ def test_bireals_float_twin_is_not_linear() -> None:
 def test_xnors_alexnet_is_bn_sign_conv_pool() -> None:
     with torch.device("meta"):
         model = models.alexnet("xnor", layout="xnor")
-    layers = {n: [type(m).__name__ for m in c if not isinstance(m, nn.Identity)] for n, c in model.named_children()}
+    layers = {
+        n: [type(m).__name__ for m in c if not isinstance(m, nn.Identity)]
+        for n, c in model.named_children()
+    }
     assert layers == {
         "layer1": ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"],
         "layer2": ["BatchNorm2d", "BinaryConv2d", "MaxPool2d"],
@@ -347,7 +352,10 @@ def test_xnors_alexnet_is_bn_sign_conv_pool() -> None:
 def test_dorefas_alexnet_is_conv_bn_pool_clip() -> None:
     with torch.device("meta"):
         model = models.alexnet("dorefa", layout="dorefa")
-    layers = {n: [type(m).__name__ for m in c if not isinstance(m, nn.Identity)] for n, c in model.named_children()}
+    layers = {
+        n: [type(m).__name__ for m in c if not isinstance(m, nn.Identity)]
+        for n, c in model.named_children()
+    }
     assert layers == {
         "layer1": ["Conv2d"],  # the next layer clips to [0, 1] and rounds, as all binary ones do
         "layer2": ["BinaryConv2d", "BatchNorm2d", "MaxPool2d"],
@@ -430,7 +438,11 @@ def test_local_response_normalization_by_hand() -> None:
         ("resnet18", {"activation": "gelu"}, "activation='gelu' is not one of 'relu', 'hardtanh'"),
         ("resnet18", {"num_classes": 2.5}, "num_classes=2.5 should be a whole number"),
         ("resnet18", {"varaint": "plain"}, "option of model 'resnet18' 'varaint'.*'variant'"),
-        ("alexnet", {"layout": "caffe"}, "alexnet: layout='caffe' is not one of 'krizhevsky', 'xnor'"),
+        (
+            "alexnet",
+            {"layout": "caffe"},
+            "alexnet: layout='caffe' is not one of 'krizhevsky', 'xnor'",
+        ),
         (
             "alexnet",
             {"method": "dorefa", "layout": "krizhevsky"},
@@ -438,7 +450,11 @@ def test_local_response_normalization_by_hand() -> None:
         ),
         ("alexnet", {"width": 8}, "alexnet: width=8 should be a multiple of 6"),
         ("alexnet", {"image_size": 62}, "alexnet: image_size=62 is too small for its pools: 63 or"),
-        ("alexnet", {"image_size": 43, "layout": "dorefa"}, "image_size=43 is too small .* 44 or more"),
+        (
+            "alexnet",
+            {"image_size": 43, "layout": "dorefa"},
+            "image_size=43 is too small .* 44 or more",
+        ),
         ("vgg_small", {"image_size": 7}, "vgg_small: image_size=7 is too small"),
         (
             "vgg_small",

@@ -9,8 +9,8 @@ dorefa      DoReFa-Net, Zhou et al., 2016, arXiv:1606.06160: conv → BatchNorm 
             12×12 without border, BatchNorm or pool; pools follow convolutions 2, 3 and 5. The last layer reads values
             clipped to [0, 1].
 
-Verified in the released code (allenai/XNOR-Net, ``models/alexnetxnor.lua``; tensorpack, ``examples/DoReFa-Net``): order,
-kernel sizes, borders, groups, pools, and the ε of BatchNorm. BatchNorm has scale and shift in both.
+Verified in the released code (allenai/XNOR-Net, ``models/alexnetxnor.lua``; tensorpack, ``examples/DoReFa-Net``):
+order, kernel sizes, borders, groups, pools, and the ε of BatchNorm. BatchNorm has scale and shift in both.
 
 Different from that code: no biases before BatchNorm, which subtracts them. XNOR-Net writes its two hidden linear layers
 as convolutions of 6×6 and 1×1, which compute the same; only the centering of latent weights (``methods/xnor.py``) is
@@ -80,9 +80,7 @@ class Krizhevsky(Layers):
         fifth = conv(c3, c2, 3, groups=2, bias=True)
         self.layer5 = named(conv=fifth, relu=nn.ReLU(), pool=_pool())
         sixth = nn.Linear(c2 * size**2, hidden)
-        self.layer6 = named(
-            flatten=nn.Flatten(), fc=sixth, relu=nn.ReLU(), dropout=nn.Dropout(0.5)
-        )
+        self.layer6 = named(flatten=nn.Flatten(), fc=sixth, relu=nn.ReLU(), dropout=nn.Dropout(0.5))
         self.layer7 = named(fc=nn.Linear(hidden, hidden), relu=nn.ReLU(), dropout=nn.Dropout(0.5))
         self.layer8 = named(fc=nn.Linear(hidden, num_classes))
 

@@ -14,8 +14,9 @@ conv-prelu-bn   ResNet-20 of FDA-BNN, Xu et al., NeurIPS 2021, who share authors
 conv-bn-hardtanh  ResNet-20 of IR-Net, Qin et al., CVPR 2020, arXiv:1909.10788
 conv-bn-prelu   the order of ReActNet: conv → BN, add, then PReLU
 
-A binary layer binarizes its input itself, so there is no sign in this file. Weights start as torch initializes them. The
-orders of bireal, reactnet and adabin are those of the released code; "bireal-prelu" is inferred (see the LNS recipes).
+A binary layer binarizes its input itself, so there is no sign in this file. Weights start as torch initializes them.
+The orders of bireal, reactnet and adabin are those of the released code. That of bireal-prelu is inferred: later code
+of the same authors has conv → PReLU → BN.
 """
 
 from __future__ import annotations
