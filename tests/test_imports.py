@@ -80,6 +80,7 @@ TORCH_FREE = [
     "unflip.train.job",
 ]
 NEEDS_TORCH = [
+    "unflip.data.images_source",
     "unflip.data.source",
     "unflip.recipes.build",
     "unflip.report.signs",

@@ -34,7 +34,7 @@ import hashlib
 import numpy as np
 import torch
 from unflip.data import InputSpec, register_data
-from unflip.data.source import in_batches, mix
+from unflip.data.source import in_batches, mix, numbers_of_part
 
 class Stripes:
     def __init__(self, train, test, side):
@@ -53,7 +53,7 @@ class Stripes:
     def split(self, validation):
         return Stripes(self.train[:-validation], self.train[-validation:], self.side)
 
-    def source(self, device):
+    def source(self, device, workers=None):
         return StripesSource(self, device)
 
 class StripesSource:
@@ -81,9 +81,10 @@ class StripesSource:
         assert plan.device.type == "cpu"
         return self.decoded([(self.data.train[i], *box) for i, *box in plan.tolist()])
 
-    def test_batches(self, size):
-        for start in range(0, self.test_count, size):
-            paths = self.data.test[start : start + size]
+    def test_batches(self, size, part=(0, 1)):
+        mine = [self.data.test[i] for i in numbers_of_part(self.test_count, part)]
+        for start in range(0, len(mine), size):
+            paths = mine[start : start + size]
             yield self.decoded([(path, 0, 0, *np.load(path).shape, 0) for path in paths])
 
     def decoded(self, boxes):

@@ -14,12 +14,20 @@ Uses = Annotated[
         help="A Python module with custom methods, networks or data sets (repeat for more).",
     ),
 ]
-Data = Annotated[Path | None, typer.Option(help="Folder of the images.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of the images, or a pack of them.")]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda. Default: cuda if the machine has a GPU.")
 ]
 EvaluateEvery = Annotated[
     int, typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last.")
+]
+ImageWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--image-workers",
+        min=1,
+        help="Processes that decode images, for the data set images. Default: one per CPU.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Packed = Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from unflip.cli.options import AsJson, Data, Packed, Threads, Uses
 from unflip.tables import Table
 
 if TYPE_CHECKING:
-    from unflip.data import InputSpec
+    from unflip.data import Dataset, InputSpec
     from unflip.packing.describe import Description
     from unflip.runtime import Model
 
@@ -147,14 +148,22 @@ def evaluate(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="Data set whose test images are used: cifar10, digits, folder (with --data), or a custom one (--uses)."
+            help="Data set whose test images are used: cifar10, digits, folder or images (with --data), "
+            "or a custom one (--uses)."
         ),
     ],
     data: Data = None,
     size: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Image size for the data set folder; the same as data.size in the recipe."
+            min=1,
+            help="Image size for the data sets folder and images; the same as data.size in the recipe.",
+        ),
+    ] = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Short side before the crop, for the data set images: data.resize."
         ),
     ] = None,
     uses: Uses = None,
@@ -165,29 +174,24 @@ def evaluate(
 
     The test images run through the native kernels, as they do on a device. The file says how pixels are normalized.
     """
-    from unflip.data import ImageSet
     from unflip.data import load as load_images
     from unflip.uses import use
 
     for module in uses or ():
         use(module)
     network = _classifier(model, threads)
-    images = load_images(dataset, data, **({} if size is None else {"size": size}))
-    if not isinstance(images, ImageSet):
-        raise ValueError(
-            f"{dataset} is streamed, and 'unflip evaluate' needs a data set that is held in memory. "
-            "'unflip predict' classifies image files"
-        )
+    given = {"size": size, "resize": resize}
+    images = load_images(dataset, data, **{k: v for k, v in given.items() if v is not None})
+    batches = _test_batches(images, dataset)
     _refuse_others(network, model, images.spec, dataset)
-    labels = images.test_labels
-    right, seconds = _count_right(network, images.test_images, labels)
-    accuracy, each = 100 * right / len(labels), seconds / len(labels)
+    count, right, seconds = _count_right(network, batches)
+    accuracy, each = 100 * right / count, seconds / count
     if as_json:
-        found = {"accuracy": accuracy, "right": right, "images": len(labels), "seconds": seconds}
+        found = {"accuracy": accuracy, "right": right, "images": count, "seconds": seconds}
         print(json.dumps(found))
         return
     print(
-        f"{accuracy:.2f} % of {len(labels):,} test images of {dataset} are right; {each * 1e3:.3f} ms per image "
+        f"{accuracy:.2f} % of {count:,} test images of {dataset} are right; {each * 1e3:.3f} ms per image "
         f"({network.threads} thread{'s' if network.threads > 1 else ''}, {network.isa})"
     )
 
@@ -205,19 +209,37 @@ def _refuse_others(network: Model, path: Path, spec: InputSpec, dataset: str) ->
         )
 
 
-def _count_right(network: Model, pixels: Any, labels: Any) -> tuple[int, float]:
-    """How many images are classified right, and the seconds the network ran."""
+def _test_batches(images: Dataset, dataset: str) -> Iterator[tuple[Any, Any]]:
+    """Pixels N,C,H,W and labels of the test images, a few at a time."""
+    from unflip.data import ImageSet
+    from unflip.data.images import ImagesDataset
+
+    if isinstance(images, ImageSet):
+        parts = range(0, len(images.test_labels), EVALUATED_AT_ONCE)
+        at_once = (slice(start, start + EVALUATED_AT_ONCE) for start in parts)
+        return ((images.test_images[part], images.test_labels[part]) for part in at_once)
+    if isinstance(images, ImagesDataset):
+        batches = images.test_batches(EVALUATED_AT_ONCE)
+        return ((pixels.transpose(0, 3, 1, 2), labels) for pixels, labels in batches)
+    raise ValueError(
+        f"{dataset} is streamed, and 'unflip evaluate' needs a data set that is held in memory, or 'images'. "
+        "'unflip predict' classifies image files"
+    )
+
+
+def _count_right(network: Model, batches: Iterator[tuple[Any, Any]]) -> tuple[int, int, float]:
+    """How many images there are, how many are classified right, and the seconds the network ran."""
     from unflip.runtime.images import normalized
 
-    right, seconds = 0, 0.0
-    for start in range(0, len(labels), EVALUATED_AT_ONCE):
-        part = slice(start, start + EVALUATED_AT_ONCE)
-        x = normalized(pixels[part].astype("float32"), network)
+    count, right, seconds = 0, 0, 0.0
+    for pixels, labels in batches:
+        x = normalized(pixels.astype("float32"), network)
         began = time.perf_counter()
         scores = network(x)
         seconds += time.perf_counter() - began
-        right += int((scores.argmax(axis=1) == labels[part]).sum())
-    return right, seconds
+        count += len(labels)
+        right += int((scores.argmax(axis=1) == labels).sum())
+    return count, right, seconds
 
 
 @app.command(epilog="Example: unflip bench digits.unflip --threads 2")

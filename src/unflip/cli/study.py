@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from unflip.cli.app import app, needs
-from unflip.cli.options import Data, Device, EvaluateEvery
+from unflip.cli.options import Data, Device, EvaluateEvery, ImageWorkers
 
 if TYPE_CHECKING:
     from unflip.study.experiment import Experiment
@@ -110,6 +110,7 @@ def _command(experiment: Experiment) -> Any:
         engine: Engine = "together",
         workers: WorkerCount = 2,
         evaluate_every: EvaluateEvery = 1,
+        image_workers: ImageWorkers = None,
         at_once: AtOnce = None,
     ) -> None:
         from unflip.study.runner import StudyEngine
@@ -132,7 +133,7 @@ def _command(experiment: Experiment) -> Any:
                 data,
                 only,
                 StudyEngine(engine, workers, at_once),
-                RunOptions(device, evaluate_every=evaluate_every),
+                RunOptions(device, evaluate_every=evaluate_every, workers=image_workers),
             )
 
     return command
@@ -192,6 +193,7 @@ def compare_recipes(
     engine: Engine = "together",
     workers: WorkerCount = 2,
     evaluate_every: EvaluateEvery = 1,
+    image_workers: ImageWorkers = None,
     at_once: AtOnce = None,
 ) -> None:
     """Train recipes for the same seeds and compare them.
@@ -220,7 +222,7 @@ def compare_recipes(
             data,
             only,
             StudyEngine(engine, workers, at_once),
-            RunOptions(device, evaluate_every=evaluate_every),
+            RunOptions(device, evaluate_every=evaluate_every, workers=image_workers),
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unflip.cli.app import app, needs, print_table
-from unflip.cli.options import Data, Device, EvaluateEvery
+from unflip.cli.options import Data, Device, EvaluateEvery, ImageWorkers
 from unflip.tables import Table
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def train(
     eager: Annotated[bool, typer.Option(help="On a GPU: no compilation, no CUDA graph.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard files.")] = False,
     evaluate_every: EvaluateEvery = 1,
+    image_workers: ImageWorkers = None,
 ) -> None:
     """Train a recipe.
 
@@ -64,7 +65,9 @@ def train(
 
     loaded = load_recipe(recipe, overrides)
     folder = out or Path("runs") / loaded.name
-    options = RunOptions(device, eager, tensorboard, evaluate_every=evaluate_every)
+    options = RunOptions(
+        device, eager, tensorboard, evaluate_every=evaluate_every, workers=image_workers
+    )
     results = train_recipe(
         loaded,
         loaded.data.load(data),

@@ -32,5 +32,8 @@ class Dataset(Protocol):
     def split(self, validation: int) -> Self:
         """The same set with its last ``validation`` training images in place of the test images."""
 
-    def source(self, device: torch.device) -> Source:
-        """The images as training reads them, on ``device``."""
+    def source(self, device: torch.device, workers: int | None = None) -> Source:
+        """The images as training reads them, on ``device``.
+
+        ``workers`` is the number of processes that decode images, for sets that use such; None: one per CPU.
+        """

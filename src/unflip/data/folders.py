@@ -15,12 +15,11 @@ from unflip.data.image_set import (
     channel_statistics,
     stratified_order,
 )
+from unflip.data.listing import SUFFIXES
 from unflip.pictures import PixelError, read_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
 # Label and file of each image, in the order in which the images are kept.
 Listing = list[tuple[int, Path]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import textwrap
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unflip.data.errors import DataError
+from unflip.data.hashes import classes_in_words, short_hash
 from unflip.data.spec import InputSpec
 
 if TYPE_CHECKING:
@@ -95,15 +94,14 @@ class ImageSet:
 
         CIFAR-10 takes a fifth of a second, less than reading it.
         """
-        names = textwrap.shorten(", ".join(self.classes), 60, placeholder=" …")
         return {
             "training images": _digest(self.train_images, self.train_labels),
             "test images": _digest(self.test_images, self.test_labels),
-            "classes": f"{len(self.classes)}: {names} ({_hash('/'.join(self.classes).encode())})",
+            "classes": classes_in_words(self.classes),
         }
 
-    def source(self, device: torch.device) -> Source:
-        """All images on `device`, for training. Needs torch."""
+    def source(self, device: torch.device, workers: int | None = None) -> Source:
+        """All images on `device`, for training. No workers are needed, since nothing is decoded. Needs torch."""
         from unflip.data.source import MemorySource
 
         return MemorySource(self, device)
@@ -111,15 +109,7 @@ class ImageSet:
 
 def _digest(images: Pixels, labels: Labels) -> str:
     size = " × ".join(map(str, images.shape[1:]))
-    parts = (np.ascontiguousarray(array).data for array in (images, labels))
-    return f"{len(images):,} of {size} ({_hash(*parts)})"
-
-
-def _hash(*parts: bytes | memoryview) -> str:
-    total = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        total.update(part)
-    return total.hexdigest()
+    return f"{len(images):,} of {size} ({short_hash(images, labels)})"
 
 
 def channel_statistics(images: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -17,6 +17,7 @@ SHIPPED = {
     "cifar10": ("unflip.data.cifar", "load_cifar10"),
     "digits": ("unflip.data.digits", "load_digits"),
     "folder": ("unflip.data.folders", "load_folder"),
+    "images": ("unflip.data.images", "load_images"),
 }
 RESERVED = ("name", "validation")  # fields of a recipe's data that no option can have
 

@@ -7,6 +7,7 @@ run, another device and every rank of a distributed run see the same batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -52,8 +53,14 @@ class Source(Protocol):
     def batch(self, plan: Tensor) -> tuple[Tensor, Tensor]:
         """The images of some rows of a plan, float of shape N,C,H,W and normalized, and their labels; on the device."""
 
-    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All test images in order, ``size`` at a time (the last batch may be smaller), as :meth:`batch` gives them."""
+    def test_batches(
+        self, size: int, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The test images in order, ``size`` at a time (the last batch may be smaller), as :meth:`batch` gives them.
+
+        ``part`` is (number, count): only the images of :func:`numbers_of_part`. A process among several that evaluate
+        together asks for its own part.
+        """
 
 
 @runtime_checkable
@@ -65,6 +72,40 @@ class FinitePictures(Protocol):
 
     def pictures(self) -> tuple[int, ...]:
         """How many values each column of a plan takes, from 0 on. Every combination is a picture."""
+
+
+@runtime_checkable
+class StreamedSource(Source, Protocol):
+    """What a source with ``resident = False`` may offer besides: batches that are decoded ahead of training.
+
+    ``batch(plan)`` equals ``normalize`` of the same rows from :meth:`stream` exactly.
+    """
+
+    def stream(
+        self, plan: Tensor, first: int = 0
+    ) -> AbstractContextManager[Iterator[tuple[Tensor, Tensor]]]:
+        """The decoded batches of ``plan[first:]`` in order: uint8 images N,H,W,C and int64 labels on the CPU, pinned if
+        the device is a GPU.
+
+        Decoding begins with this call. A batch stays valid until the next but one is asked for: a copy to a GPU must be
+        finished by then. Several streams may be open, such as that of the next epoch.
+        """
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """uint8 images N,H,W,C on the device as normalized float N,C,H,W (channels last). May be captured."""
+
+    def close(self) -> None:
+        """End what decodes ahead. It starts again if needed."""
+
+
+@contextmanager
+def closing(source: Source) -> Iterator[Source]:
+    """``source``, whose worker processes end on exit if it has any."""
+    try:
+        yield source
+    finally:
+        if isinstance(source, StreamedSource):
+            source.close()
 
 
 class MemorySource:
@@ -119,11 +160,14 @@ class MemorySource:
         images = (raw.float() - self.mean) / self.std * inside[..., None]
         return images.permute(0, 3, 1, 2), self.train_labels[index]
 
-    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, self.test_count, size):
-            part = slice(start, start + size)
-            images = (self.test[part].float() - self.mean) / self.std
-            yield images.permute(0, 3, 1, 2), self.test_labels[part]
+    def test_batches(
+        self, size: int, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        mine = numbers_of_part(self.test_count, part)
+        for start in mine[::size]:
+            batch = slice(start, min(start + size, mine.stop))
+            images = (self.test[batch].float() - self.mean) / self.std
+            yield images.permute(0, 3, 1, 2), self.test_labels[batch]
 
     def pictures(self) -> tuple[int, ...]:
         shifts = 2 * self.padding + 1
@@ -134,6 +178,12 @@ def in_batches(rows: Tensor, batch_size: int) -> Tensor:
     """The rows of an epoch as a plan (steps, batch, columns); a last partial batch is dropped."""
     steps = len(rows) // batch_size
     return rows[: steps * batch_size].view(steps, batch_size, rows.shape[1])
+
+
+def numbers_of_part(count: int, part: tuple[int, int]) -> range:
+    """The numbers of the images in part (number, of how many parts). Every image is in exactly one part."""
+    number, parts = part
+    return range(number * count // parts, (number + 1) * count // parts)
 
 
 def mix(seed: int, epoch: int) -> int:

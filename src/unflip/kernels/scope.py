@@ -32,10 +32,18 @@ class Kernels:
     ``trials`` are all networks that train side by side on the device. On entry the kernels are checked and attached to
     the modules of these models, and cuDNN's flags are set; on exit all of it is restored. A kernel that fails its check
     is left out with a warning. Nothing is attached on a CPU.
+
+    Where several processes train one network, ``agreed`` turns the problem that each of them has with a kernel into
+    one for all: they must run the same code.
     """
 
-    def __init__(self, trials: Sequence[Trial], device: torch.device) -> None:
-        self.trials, self.device = trials, device
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        device: torch.device,
+        agreed: Callable[[str | None], str | None] = lambda problem: problem,
+    ) -> None:
+        self.trials, self.device, self.agreed = trials, device, agreed
         self.networks = len(trials)
         self.cuda = False  # whether CUDA C++ kernels are used
         self._scope = ExitStack()
@@ -44,7 +52,7 @@ class Kernels:
         with ExitStack() as scope:
             if tuning.runs_on(self.device):
                 scope.enter_context(_cudnn_flags())
-            if tuning.available() and tuning.runs_on(self.device):
+            if self._all(tuning.available() and tuning.runs_on(self.device)):
                 fused = self._attach_product(scope)
                 self._attach_stems(scope)
                 if fused:
@@ -74,7 +82,7 @@ class Kernels:
     def _attach_product(self, scope: ExitStack) -> bool:
         """The binary layers' products: by CUDA C++ and Triton, by Triton only, or by cuDNN. False: by cuDNN."""
         problem = None
-        for cuda in (True, False) if cuda_kernels.allowed() else (False,):
+        for cuda in (True, False) if self._all(cuda_kernels.allowed()) else (False,):
             kernel = partial(fused_product, networks=self.networks, cuda=cuda)
             with ExitStack() as trial:
                 trial.enter_context(attached(self._modules(_binary), fused_product=kernel))
@@ -103,7 +111,7 @@ class Kernels:
 
     def _attach_norm(self, scope: ExitStack) -> None:
         """The operations after a binary convolution."""
-        if not norm.allowed():
+        if not self._all(norm.allowed()):
             return
         kernel = partial(norm.fused_norm, networks=self.networks, cuda=self.cuda)
         problem = self._problem(lambda trial: check.check_norm(trial, kernel))
@@ -126,12 +134,17 @@ class Kernels:
 
     def _problem(self, compare: Callable[[Trial], None]) -> str | None:
         """The first line of the first error, for one network of each family."""
+        problem = None
         try:
             for trial in {trial.family: trial for trial in self.trials}.values():
                 compare(trial)
         except Exception as error:
-            return first_line(error)
-        return None
+            problem = first_line(error)
+        return self.agreed(problem)
+
+    def _all(self, here: bool) -> bool:
+        """Whether something is so in all processes."""
+        return self.agreed(None if here else "not here") is None
 
 
 def _binary(model: nn.Module) -> list[nn.Module]:

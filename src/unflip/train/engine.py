@@ -14,27 +14,35 @@ from unflip import methods
 from unflip.kernels import Kernels, Trial
 from unflip.kernels.scope import first_line
 from unflip.layers import binary_layers
+from unflip.train.distributed import apart
 from unflip.train.learner import Learner
 
 
 class Engine:
     """Inside ``with Engine(...) as engine``, ``engine.step()`` runs one step of every learner.
 
-    On a GPU the steps of all learners are one captured graph. On exit the learners are eager again, and their models
-    have no kernels attached.
+    On a GPU the steps of all learners are one captured graph. With several ranks they are compiled only, because
+    DistributedDataParallel starts its communication from the host, which a graph does not replay. On exit the learners
+    are eager again, and their models have no kernels attached.
     """
 
     def __init__(self, learners: Sequence[Learner], *, compiled: bool, captured: bool) -> None:
         resident = learners[0].source.resident  # batches that the host decodes fit in no graph
-        self.learners = learners
-        self.compiled, self.captured = compiled and resident, captured and resident
+        self.learners, self.ranks = learners, learners[0].ranks
+        self.compiled = compiled and resident
+        self.captured = captured and resident and self.ranks.world == 1
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.kernels = Kernels([_trial(learner) for learner in learners], learners[0].device)
+        self.kernels = Kernels(
+            [_trial(learner) for learner in learners],
+            learners[0].device,
+            self.ranks.first_problem,
+        )
         self._scope = ExitStack()
 
     def __enter__(self) -> Engine:
         with ExitStack() as scope:
-            scope.enter_context(self.kernels)
+            with self._apart():
+                scope.enter_context(self.kernels)
             scope.callback(self._run_eagerly)
             if self.learners[0].device.type == "cuda":
                 if self.compiled:
@@ -67,6 +75,10 @@ class Engine:
         words = [w for w, on in (("compiled", compiled), ("CUDA graph", graph)) if on]
         return " + ".join(words) or "eager"
 
+    def _apart(self) -> AbstractContextManager[None]:
+        """Inside, no rank waits for another: kernels and compiler may fail on one of them only."""
+        return apart([learner.objective for learner in self.learners])
+
     def _run_eagerly(self) -> None:
         self.graph = None
         for learner in self.learners:
@@ -76,14 +88,18 @@ class Engine:
         """Compile the losses of every learner. Compiled gradients are compared with eager ones before they are used."""
         limit = max(64, 4 * len(self.learners))
         scope.enter_context(torch._dynamo.config.patch(cache_size_limit=limit))
+        problem = None
         try:
-            with _tagged(self.kernels):
+            with _tagged(self.kernels), self._apart():
                 self._compile_losses()
         except Exception as error:
+            problem = first_line(error)
+        problem = self.ranks.first_problem(problem)
+        if problem is not None:
             for learner in self.learners:
                 learner.losses = learner.planned_losses
             warnings.warn(
-                f"training without torch.compile, because it failed: {first_line(error)}",
+                f"training without torch.compile, because it failed: {problem}",
                 stacklevel=4,
             )
 

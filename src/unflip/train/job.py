@@ -41,6 +41,7 @@ class RunOptions:
     checkpoint_seconds  the least time between two checkpoints
     evaluate_every      measure accuracy in every N-th epoch, and in the last; otherwise it is null in the metrics
     quiet               print nothing
+    workers             processes that decode images, for data sets that are streamed; None: one per CPU
     gpu_lock            a file that processes sharing a GPU have in common: they compile side by side, and one at a
                         time runs its epochs
     """
@@ -51,9 +52,12 @@ class RunOptions:
     checkpoint_seconds: float = 20.0
     evaluate_every: int = 1
     quiet: bool = False
+    workers: int | None = None
     gpu_lock: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers={self.workers} should be at least 1")
         if self.evaluate_every < 1:
             raise ValueError(f"evaluate_every={self.evaluate_every} should be at least 1")
         if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):

@@ -24,6 +24,7 @@ from unflip.layers import (
 from unflip.methods.base import Method
 from unflip.recipes.schema import Distill, Optimizer, Recipe
 from unflip.train import distributed
+from unflip.train.distributed import ALONE, Ranks
 
 # Multiplies the loss so that float16 gradients do not underflow; divided out before the optimizer.
 LOSS_SCALE = 512.0
@@ -95,7 +96,7 @@ class Learner:
     """A seed's model, optimizer and running sums, all on one device.
 
     ``teacher`` gives the teacher's logits for a row of the plan and its images, if the recipe has a teacher
-    (``teacher.py``).
+    (``teacher.py``). ``ranks`` are the processes that train this network together.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Learner:
         source: Source,
         device: torch.device,
         teacher: Callable[[Tensor, Tensor], Tensor] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         if (recipe.distill is None) != (teacher is None):
             raise ValueError(
@@ -112,12 +114,11 @@ class Learner:
                 f"{'no teacher' if recipe.distill is None else 'its teacher'} here"
             )
         self.recipe, self.source, self.device, self.teacher = recipe, source, device, teacher
-        if recipe.sync_batchnorm and distributed.world_size() > 1:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self.ranks = ranks
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = device.type == "cuda" and recipe.precision == "float16"
         objective = Objective(self.model, recipe.distill)
-        self.objective = distributed.wrap(objective, recipe, device)
+        self.objective = ranks.averaging(objective, recipe, device)
         with torch.no_grad():
             self.auxiliary_layers = list(auxiliary_losses(self.model))
         self.method = None if recipe.method == "float" else recipe.resolved_method()
@@ -161,7 +162,7 @@ class Learner:
         self.planned = (seed, epoch, plan)
 
     def start_epoch(self, seed: int, epoch: int, factor: float) -> None:
-        self.stream = mix(mix(seed, epoch), distributed.rank())
+        self.stream = mix(mix(seed, epoch), self.ranks.rank)
         if self.planned is None or self.planned[:2] != (seed, epoch):
             self.plan_ahead(seed, epoch)
         assert self.planned is not None
@@ -183,7 +184,7 @@ class Learner:
 
     def planned_losses(self, plan: Tensor) -> tuple[Tensor, Tensor]:
         """The loss on the labels (and the teacher's logits) and the auxiliary losses of a row of the plan."""
-        mine = distributed.share(plan)
+        mine = self.ranks.share(plan)
         images, labels = self.source.batch(mine)
         teacher = None if self.teacher is None else self.teacher(mine, images)
         with torch.autocast(
@@ -213,13 +214,15 @@ class Learner:
         for optimizer in self.optimizers:
             optimizer.step()
         after_step(self.model)
-        self.loss_sum += loss
+        # Averaged in each step, because rank 0 alone may save in the middle of an epoch.
+        self.loss_sum += self.ranks.average(loss)
         self.auxiliary_sum += auxiliary
         self.position += 1
 
     @torch.no_grad()
     def evaluate(self, *, exact: bool) -> Accuracy:
         """Test accuracy; ``exact``: in float32, as results are. On a GPU curves are in half precision."""
+        self.ranks.agree_on_buffers(self.model)
         self.model.eval()
         right = torch.zeros(2, dtype=torch.int64, device=self.device)
         batch, ranked = images_per_batch(self.source.spec), len(self.source.spec.classes) >= RANKED
@@ -228,10 +231,11 @@ class Learner:
             torch.autocast(self.device.type, torch.float16, enabled=half, cache_enabled=False),
             nullcontext() if exact else shared_predictions(self.model),
         ):
-            for images, labels in self.source.test_batches(batch):
+            for images, labels in self.source.test_batches(batch, self.ranks.part):
                 right += count_right(self.model(images), labels, ranked)
         self.model.train()
-        top1, top5 = (100 * count / self.source.test_count for count in right.tolist())
+        counts = self.ranks.total(right).tolist()
+        top1, top5 = (100 * count / self.source.test_count for count in counts)
         return Accuracy(top1, top5 if ranked else None)
 
     def state(self) -> dict[str, Tensor]:

@@ -129,7 +129,7 @@ class LiveRun:
         auxiliary = (learner.auxiliary_sum / learner.steps).tolist()
         accuracy = learner.evaluate(exact=last) if evaluate else Accuracy()
         return {
-            "loss": distributed.average(learner.loss_sum).item() / learner.steps,
+            "loss": learner.loss_sum.item() / learner.steps,
             "auxiliary_loss": dict(zip(learner.auxiliary_layers, auxiliary, strict=True)),
             "accuracy": accuracy.top1,
             "top5": accuracy.top5,

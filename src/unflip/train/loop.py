@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unflip.data import Dataset
-from unflip.data.source import Source
+from unflip.data.source import Source, closing
 from unflip.recipes.build import build_model
 from unflip.recipes.load import Field, named_by, needed_recipe, refuse_cycle
 from unflip.recipes.schema import STEP_FIELDS, Recipe, is_weights
@@ -126,8 +126,6 @@ def train_together(
         here = replace(
             options,
             device=chosen or ("cuda" if torch.cuda.is_available() else "cpu"),
-            # Several GPUs communicate between kernels: their steps are neither compiled nor captured.
-            eager=options.eager or distributed.launched(),
             quiet=options.quiet or not first,
             gpu_lock=options.gpu_lock if first else None,  # the others wait for rank 0
         )
@@ -179,7 +177,12 @@ class _Training:
         waiting = [i for i, result in enumerate(results) if result is None]
         if not waiting:
             return results
-        source = self.data.source(self.device)
+        with closing(self.data.source(self.device, self.options.workers)) as source:
+            self._train_waiting(waiting, source, results)
+        return results
+
+    def _train_waiting(self, waiting: list[int], source: Source, results: list[Any]) -> None:
+        """Train the jobs that have no result yet, and add theirs to ``results``."""
         folders = [self.jobs[i].run.folder for i in waiting] if self.first else []
         with sigterm_as_ctrl_c(), new_folders(folders) as begun, locked(folders):
             groups = distributed.from_rank_0(self._groups(waiting) if self.first else None)
@@ -193,7 +196,6 @@ class _Training:
                     results[i] = result
                 if stop and self.first:  # after the last step: these are finished, no others begin
                     interrupt(stop[0])
-        return results
 
     def _say(self, text: str) -> None:
         if not self.options.quiet:
@@ -293,7 +295,8 @@ class _Training:
             else:
                 self._warn_of_changes(job.run, threads)
         logits = None if teacher is None else teacher.logits
-        learner = Learner(job.recipe, model, source, self.device, logits)
+        ranks = distributed.together()
+        learner = Learner(job.recipe, model, source, self.device, logits, ranks)
         return LiveRun(job, learner)
 
     def _warn_of_changes(self, run: Run, threads: int | None) -> None:
@@ -461,5 +464,5 @@ def _start_epoch(runs: list[LiveRun], epoch: int) -> None:
     for run in runs:
         factor = run.recipe.schedule.factor_at(epoch, run.recipe.epochs)
         # On a GPU, dropout draws from the global generator: seeding it per epoch makes that resumable.
-        torch.manual_seed(run.seed * 1_000_003 + epoch)
+        torch.manual_seed(run.seed * 1_000_003 + epoch + (run.learner.ranks.rank << 48))
         run.learner.start_epoch(run.seed, epoch, factor)

@@ -15,7 +15,7 @@ from torch import nn
 from unflip import models
 from unflip.binarize import load_twin
 from unflip.data import Dataset
-from unflip.data.source import mix
+from unflip.data.source import closing, mix
 from unflip.recipes.schema import MAKE_WEIGHTS, WEIGHTS, Recipe, Schedule, is_weights
 from unflip.runs import provenance
 from unflip.runs.load import model_of, model_state
@@ -111,16 +111,16 @@ def train_branches(
             "supported"
         )
     short = recipe.model_copy(update={"epochs": epochs, "schedule": Schedule()})
-    source = data.source(device)
-    learners = [
-        Learner(short, copy.deepcopy(baseline).train(), source, device) for _ in range(count)
-    ]
-    with Engine(learners, compiled=not eager, captured=not eager) as engine:
-        for epoch in range(epochs):
-            for branch, learner in enumerate(learners):
-                learner.start_epoch(mix(seed, branch), epoch, rate)
-            for _ in range(learners[0].steps):
-                engine.step()
+    with closing(data.source(device)) as source:
+        learners = [
+            Learner(short, copy.deepcopy(baseline).train(), source, device) for _ in range(count)
+        ]
+        with Engine(learners, compiled=not eager, captured=not eager) as engine:
+            for epoch in range(epochs):
+                for branch, learner in enumerate(learners):
+                    learner.start_epoch(mix(seed, branch), epoch, rate)
+                for _ in range(learners[0].steps):
+                    engine.step()
     return [learner.model for learner in learners]
 
 

@@ -1,0 +1,161 @@
+"""Class folders: train/CLASS/*.jpg and val/CLASS/*.jpg (or test/CLASS/*.jpg), read in place.
+
+ImageNet as Kaggle publishes it is found too. Its val folder has no classes; LOC_val_solution.csv has the labels.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from unflip.data.class_names import names_of_keys
+from unflip.data.errors import DataError
+from unflip.data.listing import (
+    SUFFIXES,
+    Labels,
+    ListedPart,
+    ListedStore,
+    Names,
+    Numbers,
+    in_order,
+    is_image,
+)
+
+KIND = "class folders"
+TEST_FOLDERS = ("test", "val", "validation")
+INSIDE = (
+    ".",
+    "CLS-LOC",
+    "Data/CLS-LOC",
+    "ILSVRC/Data/CLS-LOC",
+)  # where ImageNet's archives have train
+SOLUTION = "LOC_val_solution.csv"
+
+# Label and file name of each image.
+Listing = list[tuple[int, str]]
+
+
+class FolderPart(ListedPart):
+    """Images in one folder per class; ``folders`` has the folder of each label."""
+
+    def __init__(self, folders: tuple[Path, ...], labels: Labels, names: Names) -> None:
+        super().__init__(labels, names)
+        self.folders = folders
+
+    def read(self, index: int) -> bytes:
+        path = self._path(index)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}.") from error
+
+    def name(self, index: int) -> str:
+        return str(self._path(index))
+
+    @cached_property
+    def lengths(self) -> Numbers:
+        paths = (self._path(index) for index in range(len(self)))
+        return np.array([os.stat(path).st_size for path in paths], dtype=np.int64)
+
+    def _path(self, index: int) -> Path:
+        return self.folders[self.labels[index]] / self.names[index]
+
+
+def find_train(folder: Path) -> Path | None:
+    """The folder train with one folder per class."""
+    for inside in INSIDE:
+        train = folder / inside / "train"
+        if train.is_dir() and class_folders(train):
+            return train
+    return None
+
+
+def open_class_folders(folder: Path, train: Path) -> ListedStore:
+    keys = tuple(class_folders(train))
+    return ListedStore(
+        kind=KIND,
+        path=folder,
+        classes=names_of_keys(keys, (folder, train.parent)),
+        keys=keys,
+        train=_part(train, keys),
+        test=_test_part(folder, train, keys),
+    )
+
+
+def class_folders(part: Path) -> list[str]:
+    """Hidden folders, such as .ipynb_checkpoints, belong to tools and are not classes."""
+    with os.scandir(part) as found:
+        return sorted(e.name for e in found if not e.name.startswith(".") and e.is_dir())
+
+
+def _test_part(folder: Path, train: Path, keys: tuple[str, ...]) -> FolderPart:
+    """A test folder without classes, such as that of ImageNet's challenge, has no labels and is not used."""
+    there = [path for name in TEST_FOLDERS if (path := train.parent / name).is_dir()]
+    for path in there:
+        if class_folders(path):
+            return _part(path, keys)
+    for path in there:
+        for solution in (folder / SOLUTION, train.parent / SOLUTION):
+            if path.name == "val" and solution.is_file():
+                return _solved_part(path, solution, keys)
+    if there:
+        raise DataError(
+            f"{there[0]} has no class folders, so the labels of its images are unknown. Move each image into a folder "
+            f"named like its class under {train}, or put {SOLUTION} into {folder}."
+        )
+    raise DataError(
+        f"{train.parent} has a folder train, but no folder with test images: {', '.join(TEST_FOLDERS)}. "
+        "Add one, with one folder per class."
+    )
+
+
+def _part(part: Path, keys: tuple[str, ...]) -> FolderPart:
+    listing: Listing = []
+    label_of = {key: label for label, key in enumerate(keys)}
+    for key in class_folders(part):
+        if key not in label_of:
+            raise DataError(
+                f"{part / key} is a class without training images. Remove it, or add a folder {key} under train."
+            )
+        files = _images(part / key)
+        if not files:
+            raise DataError(
+                f"{part / key} holds no image ({', '.join(SUFFIXES)}). Add some, or remove the folder."
+            )
+        listing.extend((label_of[key], name) for name in files)
+    return _listed(tuple(part / key for key in keys), listing, keys)
+
+
+def _solved_part(part: Path, solution: Path, keys: tuple[str, ...]) -> FolderPart:
+    """Images without class folders, with their classes in Kaggle's file: ImageId,"WNID x y x y ..."."""
+    label_of = {key: label for label, key in enumerate(keys)}
+    with solution.open(newline="", encoding="utf-8") as file:
+        answers = {row[0]: row[1].split() for row in csv.reader(file) if len(row) == 2}
+    listing: Listing = []
+    for name in _images(part):
+        answer = answers.get(name.partition(".")[0])
+        if not answer or answer[0] not in label_of:
+            raise DataError(
+                f"{solution} has no class of the training images for {part / name}. "
+                "Add its line, or remove the image."
+            )
+        listing.append((label_of[answer[0]], name))
+    if not listing:
+        raise DataError(f"{part} holds no image ({', '.join(SUFFIXES)}). Unpack the images there.")
+    return _listed((part,) * len(keys), listing, keys)
+
+
+def _listed(folders: tuple[Path, ...], listing: Listing, keys: tuple[str, ...]) -> FolderPart:
+    labels = np.array([label for label, _ in listing], dtype=np.int64)
+    names = [name for _, name in listing]
+    order = in_order(labels, names, keys)
+    return FolderPart(folders, labels[order], Names.of(names[i] for i in order))
+
+
+def _images(folder: Path) -> list[str]:
+    with os.scandir(folder) as found:
+        return [entry.name for entry in found if is_image(entry.name)]

@@ -1,0 +1,146 @@
+"""What the layouts on disk share: compact lists of names, the order of images, and a store of two parts.
+
+Images are numbered by label, then by file name without suffix. So class folders, tars and Parquet files of the same
+images give the same numbers, and training from any of them sees the same batches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from unflip.data.errors import DataError
+from unflip.data.hashes import classes_in_words, short_hash
+
+Labels = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+
+
+class Names(Sequence[str]):
+    """Many short texts in one block of bytes: a tenth of the memory of a list, and quick to send to a process."""
+
+    def __init__(self, block: bytes | memoryview, ends: npt.NDArray[Any]) -> None:
+        self.block, self.ends = block, ends
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Names:
+        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+        return cls(b"".join(encoded), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"name {index} of {len(self)}")
+        begin = int(self.ends[index - 1]) if index else 0
+        return bytes(self.block[begin : int(self.ends[index])]).decode("utf-8", "surrogateescape")
+
+
+class ListedPart(ABC):
+    """The training or the test images of a layout. ``read`` opens files when it is called: a part can be pickled."""
+
+    def __init__(self, labels: Labels, names: Names) -> None:
+        self.labels, self.names = labels, names
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def read(self, index: int) -> bytes:
+        """The encoded image."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """The path of the image, for messages. In a tar or Parquet file: path of the file/name inside it."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> Numbers:
+        """Of each image in bytes."""
+
+    def reading_order(self) -> Numbers:
+        """The numbers of the images in the order in which they are on the disk."""
+        return np.arange(len(self), dtype=np.int64)
+
+    def digest(self) -> str:
+        """Number and hash. The contents are not read, which would take hours: names and lengths must do."""
+        stems = "\0".join(stem(name) for name in self.names).encode("utf-8", "surrogateescape")
+        hashed = short_hash(self.labels, self.lengths, stems)
+        return f"{len(self):,} by name and length ({hashed})"
+
+
+@dataclass(frozen=True)
+class ListedStore:
+    """Images of one of the layouts, read in place."""
+
+    kind: str
+    path: Path
+    classes: tuple[str, ...]
+    keys: tuple[str, ...]
+    train: ListedPart
+    test: ListedPart
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2:
+            raise DataError(
+                f"{self.path} has only one class, {self.classes[0]!r}. A classifier needs two or more."
+            )
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        return {
+            "training images": self.train.digest(),
+            "test images": self.test.digest(),
+            "classes": classes_in_words(self.keys),
+        }
+
+
+def stem(name: str) -> str:
+    """What orders images within a class: the file name without folder and suffix."""
+    return PurePosixPath(name).name.partition(".")[0]
+
+
+def in_order(labels: Labels, names: Sequence[str], keys: Sequence[str]) -> Numbers:
+    """The order of the images: by label, then by stem, then by name.
+
+    Hugging Face appends the class's key to ImageNet's names (n01440764_18_n01440764.JPEG), which is left out.
+    """
+    ranks = [
+        (label, stem(name).removesuffix(f"_{keys[label]}"), name)
+        for name, label in zip(names, labels.tolist(), strict=True)
+    ]
+    return np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
+
+
+def is_image(name: str) -> bool:
+    """By its suffix. Hidden files belong to tools: macOS leaves ._name.jpg, which is not an image, beside name.jpg."""
+    path = PurePosixPath(name)
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def entries(folder: Path, most: int = 8) -> str:
+    """What a folder holds, for a message."""
+    names = sorted(path.name + "/" * path.is_dir() for path in _first(folder.iterdir(), 1000))
+    shown = ", ".join(names[:most])
+    return f"{shown}, …" if len(names) > most else shown or "nothing"
+
+
+def _first(paths: Iterator[Path], most: int) -> Iterator[Path]:
+    return (path for path, _ in zip(paths, range(most), strict=False))
