@@ -21,7 +21,6 @@ from unflip.layers import (
     BinaryLinear,
     become,
     binary_layers,
-    has_binary_weights,
     inside_binarizer,
     twin_of,
 )
@@ -212,7 +211,7 @@ def summary(model: nn.Module) -> ModelSummary:
     layers = ModelSummary()
     for name, module in model.named_modules():
         if isinstance(module, (BinaryLayer, FrozenLayer)):
-            binary = has_binary_weights(module)
+            binary = module.has_binary_weights
             layers.append(_layer_summary(name, module, binary, str(module.method)))
         elif isinstance(module, MULTIPLYING) and not inside_binarizer(name):
             layers.append(_layer_summary(name, module, False, "float"))
@@ -325,7 +324,7 @@ def _warn_of_bases(keys: list[str]) -> None:
 def signs(model: nn.Module) -> dict[str, Tensor]:
     """The signs of every layer with binary weights, as int8: :func:`flip_rate` compares them."""
     layers: list[tuple[str, BinaryLayer | FrozenLayer]] = []
-    layers += ((name, layer) for name, layer in binary_layers(model) if has_binary_weights(layer))
+    layers += ((name, layer) for name, layer in binary_layers(model) if layer.has_binary_weights)
     layers += frozen_layers(model)
     return {name: layer.code().signs.to(torch.int8) for name, layer in layers}
 

@@ -22,7 +22,6 @@ from unflip.layers import (
     MULTIPLYING,
     BinaryLayer,
     binary_layers,
-    has_binary_weights,
     inside_binarizer,
     warn_idle,
 )
@@ -200,7 +199,7 @@ def _layer_cost(name: str, module: nn.Module, macs: int, counted: set[Tensor]) -
     weight_bits, input_bits, floats = 32, 32, 0
     if isinstance(module, (BinaryLayer, FrozenLayer)):
         input_bits = module.input_binarizer.bits
-    if isinstance(module, (BinaryLayer, FrozenLayer)) and has_binary_weights(module):
+    if isinstance(module, (BinaryLayer, FrozenLayer)) and module.has_binary_weights:
         code = module.code()
         weight_bits = len(code.signs)
         floats = code.scales.numel() + (0 if code.offset is None else code.offset.numel())

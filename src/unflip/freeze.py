@@ -18,7 +18,6 @@ from unflip.layers import (
     LinearProduct,
     become,
     binary_layers,
-    has_binary_weights,
     multiply_binary,
     twin_of,
 )
@@ -50,6 +49,7 @@ class FrozenLayer(nn.Module):
     method: Method
     input_binarizer: InputBinarizer
     signs_shape: tuple[int, ...]
+    has_binary_weights: bool = True
 
     def code(self) -> BinaryWeight:
         """The discrete weights: scales and signs."""
@@ -134,7 +134,7 @@ def _no_sign(name: str, layer: BinaryLayer) -> str:
 
 
 def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
-    if not has_binary_weights(layer):
+    if not layer.has_binary_weights:
         raise ValueError(
             f"layer {name!r} cannot be frozen: method {layer.method} leaves its weights float. Train the next step "
             "first: a network with binary weights that starts from this one"

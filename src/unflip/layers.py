@@ -52,6 +52,7 @@ class BinaryLayer(nn.Module):
     method: Method
     weight_binarizer: WeightBinarizer
     input_binarizer: InputBinarizer
+    has_binary_weights: bool = True  # False: the method binarizes only the inputs
     path: str = ""  # where the layer sits in its model; set by binarize, used in messages
     inputs_seen: bool = False  # whether _warn_if_all_alike has checked an input
     # None: plain PyTorch. Neither copies nor pickles of a layer keep a kernel.
@@ -69,6 +70,7 @@ class BinaryLayer(nn.Module):
         self.method = resolve(method)
         self.weight_binarizer = self.method.weight_binarizer(self)
         self.input_binarizer = self.method.input_binarizer(self)
+        self.has_binary_weights = self.weight_binarizer.binary
         self.weight_binarizer.made_by = self.method.name
         self.weight_binarizer.train(self.training)
         self.input_binarizer.train(self.training)
@@ -232,8 +234,7 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     half precision if that is exact, otherwise in full precision.
     """
     device = x.device.type
-    plain = device == "meta" or not torch.is_autocast_enabled(device)
-    if plain or not has_binary_weights(layer):  # autocast may round float weights
+    if device == "meta" or not torch.is_autocast_enabled(device) or not layer.has_binary_weights:
         return _multiply(layer, x, weight)
     half = in_half(x)
     with torch.autocast(device, enabled=False):
@@ -241,11 +242,6 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
         if scale is None:
             return _multiply(layer, x.to(weight.dtype), weight)
         return _multiply_in_half(layer, x, weight, scale)
-
-
-def has_binary_weights(layer: nn.Module) -> bool:
-    """Whether the weights of a binary or frozen layer are signs and scales; a method may binarize only the inputs."""
-    return not isinstance(layer, BinaryLayer) or layer.weight_binarizer.binary
 
 
 def in_half(x: Tensor) -> bool:
@@ -256,7 +252,7 @@ def in_half(x: Tensor) -> bool:
 
 def scale_of_units(layer: Any, weight: Tensor) -> Tensor | None:
     """The scale of the weights if products of signs with the input are exact in half precision; otherwise None."""
-    if not has_binary_weights(layer):
+    if not layer.has_binary_weights:
         return None
     code = layer.code()
     exact = len(code.scales) == 1 and code.offset is None and weight[0].numel() <= EXACT_IN_HALF
