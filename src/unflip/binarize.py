@@ -38,7 +38,7 @@ _BASE = "weight_binarizer.base."
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One layer of a model. ``reason`` is the method that made it binary, or "float"."""
+    """One layer of a model. ``binary``: whether its weights are. ``reason``: the method that changed it, or "float"."""
 
     name: str
     kind: str
@@ -211,7 +211,8 @@ def summary(model: nn.Module) -> ModelSummary:
     layers = ModelSummary()
     for name, module in model.named_modules():
         if isinstance(module, (BinaryLayer, FrozenLayer)):
-            layers.append(_layer_summary(name, module, True, str(module.method)))
+            binary = module.has_binary_weights
+            layers.append(_layer_summary(name, module, binary, str(module.method)))
         elif isinstance(module, MULTIPLYING) and not inside_binarizer(name):
             layers.append(_layer_summary(name, module, False, "float"))
     return layers
@@ -230,8 +231,8 @@ def _weights(module: nn.Module) -> int:
 
 
 def _report(method: Method, layers: ModelSummary) -> str:
-    binary = [layer for layer in layers if layer.binary]
-    kept = [layer for layer in layers if not layer.binary]
+    binary = [layer for layer in layers if layer.reason != "float"]
+    kept = [layer for layer in layers if layer.reason == "float"]
     lines = [
         f"binarized {len(binary)} layers ({sum(layer.weights for layer in binary):,} weights) with {method}: "
         + ", ".join(layer.name or layer.kind for layer in binary)
@@ -321,9 +322,9 @@ def _warn_of_bases(keys: list[str]) -> None:
 
 @torch.no_grad()
 def signs(model: nn.Module) -> dict[str, Tensor]:
-    """The signs of every binary layer, as int8: :func:`flip_rate` compares them."""
+    """The signs of every layer with binary weights, as int8: :func:`flip_rate` compares them."""
     layers: list[tuple[str, BinaryLayer | FrozenLayer]] = []
-    layers += binary_layers(model)
+    layers += ((name, layer) for name, layer in binary_layers(model) if layer.has_binary_weights)
     layers += frozen_layers(model)
     return {name: layer.code().signs.to(torch.int8) for name, layer in layers}
 

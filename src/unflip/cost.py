@@ -198,8 +198,10 @@ def _layer_cost(name: str, module: nn.Module, macs: int, counted: set[Tensor]) -
     weight = _weight(module)
     weight_bits, input_bits, floats = 32, 32, 0
     if isinstance(module, (BinaryLayer, FrozenLayer)):
+        input_bits = module.input_binarizer.bits
+    if isinstance(module, (BinaryLayer, FrozenLayer)) and module.has_binary_weights:
         code = module.code()
-        weight_bits, input_bits = len(code.signs), module.input_binarizer.bits
+        weight_bits = len(code.signs)
         floats = code.scales.numel() + (0 if code.offset is None else code.offset.numel())
         bits = weight_bits * weight.numel()
     else:

@@ -49,6 +49,7 @@ class FrozenLayer(nn.Module):
     method: Method
     input_binarizer: InputBinarizer
     signs_shape: tuple[int, ...]
+    has_binary_weights: bool = True
 
     def code(self) -> BinaryWeight:
         """The discrete weights: scales and signs."""
@@ -133,6 +134,11 @@ def _no_sign(name: str, layer: BinaryLayer) -> str:
 
 
 def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
+    if not layer.has_binary_weights:
+        raise ValueError(
+            f"layer {name!r} cannot be frozen: method {layer.method} leaves its weights float. Train the next step "
+            "first: a network with binary weights that starts from this one"
+        )
     code = layer.code()
     if not (code.signs.abs() == 1).all():
         raise ValueError(_no_sign(name, layer))

@@ -52,6 +52,7 @@ class BinaryLayer(nn.Module):
     method: Method
     weight_binarizer: WeightBinarizer
     input_binarizer: InputBinarizer
+    has_binary_weights: bool = True  # False: the method binarizes only the inputs
     path: str = ""  # where the layer sits in its model; set by binarize, used in messages
     inputs_seen: bool = False  # whether _warn_if_all_alike has checked an input
     # None: plain PyTorch. Neither copies nor pickles of a layer keep a kernel.
@@ -69,6 +70,7 @@ class BinaryLayer(nn.Module):
         self.method = resolve(method)
         self.weight_binarizer = self.method.weight_binarizer(self)
         self.input_binarizer = self.method.input_binarizer(self)
+        self.has_binary_weights = self.weight_binarizer.binary
         self.weight_binarizer.made_by = self.method.name
         self.weight_binarizer.train(self.training)
         self.input_binarizer.train(self.training)
@@ -232,7 +234,7 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     half precision if that can be exact, otherwise in full precision.
     """
     device = x.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device) or not layer.has_binary_weights:
         return _multiply(layer, x, weight)
     half = in_half(x)
     with torch.autocast(device, enabled=False):
@@ -251,6 +253,8 @@ def in_half(x: Tensor) -> bool:
 def scale_of_units(layer: Any, weight: Tensor) -> Tensor | None:
     """The scale of the weights if the layer multiplies signs with −1, 0 and +1, which half precision holds; otherwise
     None."""
+    if not layer.has_binary_weights:
+        return None
     code = layer.code()
     exact = len(code.scales) == 1 and code.offset is None
     return code.scales[0] if exact and layer.input_binarizer.unit else None

@@ -17,11 +17,9 @@ import yaml
 
 from unflip.data import registry
 from unflip.data.source import FinitePictures
-from unflip.recipes.build import build_model
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.files import RunError
 from unflip.train import Recipe, RunOptions, load_recipe, train
-from unflip.train.teacher import Teacher
 
 Start = Callable[..., Any]
 Hash = Callable[[Path], str]
@@ -213,12 +211,18 @@ def test_other_images_are_refused(recipe: Recipe, images: Path, tmp_path: Path) 
         train(recipe, recipe.data.load(others), tmp_path / "out", options=QUIET)
 
 
-def test_a_teacher_is_refused(recipe: Recipe, images: Path) -> None:
+def test_a_teacher_runs_in_the_step(recipe: Recipe, images: Path, tmp_path: Path) -> None:
+    """There is no table of its logits, because the pictures cannot be counted."""
     data = recipe.data.load(images)
-    source = data.source(CPU)
-    assert not isinstance(source, FinitePictures)
-    with pytest.raises(ValueError, match=r"logits for every crop and flip .* Remove distill"):
-        Teacher(build_model(recipe, data.spec, seed=0), source, CPU)
+    assert not isinstance(data.source(CPU), FinitePictures)
+    float_recipe = load_recipe("stripes.yaml", ["method=float", "epochs=1", "name=teacher"])
+    train(float_recipe, data, tmp_path / "teacher", options=QUIET)
+    distill = "distill={teacher: stripes.yaml, temperature: 1, weight: 1}"
+    student = load_recipe("stripes.yaml", [distill, "epochs=2"])
+    [result] = train(
+        student, data, tmp_path / "student", teacher=tmp_path / "teacher", options=QUIET
+    )
+    assert 0 < result["loss"] < 1
 
 
 def test_packing_needs_no_images_in_memory_and_evaluating_does(

@@ -169,3 +169,53 @@ def test_with_shifts_of_zero_it_is_bireal() -> None:
     unflip.load_twin(bireal, react.state_dict())
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(react(x), bireal(x))
+
+
+def first_step() -> nn.Module:
+    torch.manual_seed(0)
+    options = {"width": 4, "order": "conv-bn-prelu", "shortcut": "conv", "in_channels": 1}
+    return models.create("resnet20", {"name": "reactnet", "weights": "float"}, **options)
+
+
+def test_the_first_step_has_binary_inputs_and_float_weights() -> None:
+    model = first_step()
+    layer = next(layer for _, layer in binary_layers(model))
+    with torch.no_grad():
+        rsign(layer).shift.fill_(0.25)
+        x = torch.randn(3, 4, 5, 5)
+        expected = nn.functional.conv2d(torch.where(x >= -0.25, 1.0, -1.0), layer.weight, padding=1)
+        assert torch.equal(layer(x), expected)
+    assert layer.binary_weight() is layer.weight
+    assert unflip.signs(model) == {}
+    assert not any(one.binary for one in unflip.summary(model))
+    bits = {
+        one.name: (one.weight_bits, one.input_bits)
+        for one in unflip.cost(model, torch.zeros(1, 1, 8, 8)).layers
+    }
+    assert bits["layer1.0.conv1"] == (32, 1)
+    with pytest.raises(ValueError, match=r"weights are float, so they have no signs"):
+        layer.code()
+
+
+def test_the_second_step_starts_from_the_first() -> None:
+    first = first_step()
+    with torch.no_grad():
+        for name, parameter in first.named_parameters():
+            if "shift" in name or "adapted" in name:
+                parameter.normal_()
+    second = models.create(
+        "resnet20", "reactnet", width=4, order="conv-bn-prelu", shortcut="conv", in_channels=1
+    )
+    unflip.load_twin(second, first.state_dict())
+    for name, parameter in first.named_parameters():
+        assert torch.equal(second.get_parameter(name), parameter), name
+    assert all(one.binary for one in unflip.summary(second) if one.reason != "float")
+
+
+def test_a_first_step_is_not_frozen() -> None:
+    with pytest.raises(
+        ValueError, match=r"layer 'layer1.0.conv1' cannot be frozen: .*Train the next"
+    ):
+        unflip.freeze(first_step())
+    with pytest.raises(ValueError, match=r"weights='float' leaves no signs to correct"):
+        unflip.methods.get("lns", base={"name": "reactnet", "weights": "float"})

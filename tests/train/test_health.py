@@ -234,3 +234,37 @@ def test_other_errors_of_a_step_stay_what_they_are(
     monkeypatch.setattr(Engine, "step", fail)
     with pytest.raises(ValueError, match=r"^something else$"):
         run(tmp_path, digits, "epochs=1")
+
+
+@pytest.mark.parametrize(
+    ("expected", "accuracy", "warns"),
+    [
+        (80.0, 68.1, False),  # 15 % of 80 is 12 points
+        (80.0, 67.9, True),
+        (20.0, 15.1, False),  # at least 5 points
+        (20.0, 14.9, True),
+        (80.0, None, False),  # not measured in this epoch
+    ],
+)
+def test_an_accuracy_far_below_the_expected_one(
+    expected: float, accuracy: float | None, warns: bool
+) -> None:
+    seen = health(f"expected={{3: {expected}}}")
+    problem = seen.behind(3, accuracy)
+    assert (problem is not None) == warns
+    assert seen.behind(2, 0.0) is None, "nothing is expected of that epoch"
+    if problem:
+        assert f"epoch 3: accuracy is {accuracy:.2f} %, far below the {expected:.2f} %" in problem
+        assert "images and labels" in problem
+        assert "batch_size=64" in problem
+        assert "optimizer.lr (now 0.1)" in problem
+
+
+def test_the_loop_warns_once_of_a_point(
+    digits: ImageSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = load_recipe("digits-float", [*OVERRIDES, "epochs=3", "expected={1: 0, 2: 100}"])
+    train(recipe, digits, tmp_path / "out", options=RunOptions(device="cpu"))
+    out = capsys.readouterr().out
+    assert out.count("warning: ") == 1
+    assert "seed-0: epoch 2: accuracy is" in out

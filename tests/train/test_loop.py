@@ -49,6 +49,7 @@ FIELDS = {
     "loss",
     "auxiliary_loss",
     "accuracy",
+    "top5",
     "lr",
     "flips",
     "flip_rate",
@@ -482,6 +483,7 @@ def test_one_line_an_epoch_with_every_field(whole: Path, whole_lns: Path) -> Non
         assert all(line["seconds"] > 0 for line in lines)
         assert all(0 < line["flip_rate"] < 1 for line in lines)
     plain, mapped = metrics(whole / "seed-0"), metrics(whole_lns / "seed-0")
+    assert all(line["accuracy"] <= line["top5"] <= 100 for line in plain)
     assert {line["differs_from_sign"] for line in plain} == {0}
     assert [line["lr"] for line in plain] == pytest.approx(
         [0.1 * 0.5 * (1 + math.cos(math.pi * e / 4)) for e in range(4)]

@@ -15,7 +15,7 @@ from unflip.recipes.schema import Distill, Recipe
 from unflip.runs.run import Run
 from unflip.train import Job, RunOptions, load_recipe, teacher, train, train_together
 from unflip.train.learner import Learner, Objective, divergence
-from unflip.train.teacher import Teacher, load_teacher
+from unflip.train.teacher import NetworkTeacher, TableTeacher, fits_in_table, load_teacher
 
 CPU = torch.device("cpu")
 QUIET = RunOptions(device="cpu", quiet=True)
@@ -39,13 +39,16 @@ def test_the_table_has_the_logits_of_every_picture(digits: ImageSet) -> None:
     few = replace(few, train_images=few.train_images[:37], train_labels=few.train_labels[:37])
     images = few.source(CPU)
     model = build_model(load_recipe("digits-float", SMALL), few.spec, seed=0).eval()
-    found = Teacher(model, images, CPU)
+    found = TableTeacher(model, images, CPU)
     assert found.table.shape == (37, 3, 3, 2, 10)
     plan = images.plan(seed=3, epoch=1, batch_size=37)[0]
     with torch.no_grad():
-        expected = model(images.batch(plan)[0])
-    torch.testing.assert_close(found.logits(plan), expected, rtol=1e-4, atol=1e-5)
-    assert (found.logits(plan) != found.logits(plan.roll(1, 0))).any()
+        pictures = images.batch(plan)[0]
+        expected = model(pictures)
+    logits = found.logits(plan, pictures)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    assert (logits != found.logits(plan.roll(1, 0), pictures)).any()
+    torch.testing.assert_close(NetworkTeacher(model, CPU).logits(plan, pictures), expected)
 
 
 def test_the_divergence_is_its_formula() -> None:
@@ -80,12 +83,47 @@ def test_a_student_learns_from_its_teacher_and_resumes(
     assert again == [result], "finished: the teacher is not needed any more"
 
 
-def test_what_is_refused(
+def test_a_teacher_in_the_step_teaches_the_same(
     teacher_run: Path,
     student: Recipe,
     digits: ImageSet,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the table would be too large, the network runs on the images of the step."""
+    source = student.data.of(digits).source(CPU)
+    assert fits_in_table(source, CPU)
+    [table] = train(student, digits, tmp_path / "table", teacher=teacher_run, options=QUIET)
+    monkeypatch.setattr(teacher, "MAX_TABLE_BYTES", 1000)
+    assert not fits_in_table(source, CPU)
+    loaded = load_teacher(
+        Run(teacher_run / "seed-0"), student, student.data.of(digits), source, CPU
+    )
+    assert isinstance(loaded, NetworkTeacher)
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    [step] = train(student, digits, tmp_path / "step", teacher=teacher_run, options=QUIET)
+    assert step["loss"] == pytest.approx(table["loss"], rel=1e-3)
+
+
+def test_labels_are_not_used_with_a_weight_of_one(student: Recipe, digits: ImageSet) -> None:
+    """ReActNet's loss: the divergence from the teacher's probabilities alone."""
+    model = build_model(student, digits.spec, seed=0).eval()
+    objective = Objective(model, Distill(teacher="t", temperature=1, weight=1))
+    images, taught = torch.randn(6, 1, 8, 8), torch.randn(6, 10)
+    loss, _ = objective(images, torch.arange(6), taught)
+    other, _ = objective(images, torch.zeros(6, dtype=torch.int64), taught)
+    assert torch.equal(loss, other)
+    p = F.softmax(taught, 1)
+    entropy = -(p * p.log()).sum(1).mean()
+    soft = -(p * F.log_softmax(model(images), 1)).sum(1).mean()
+    torch.testing.assert_close(loss, soft - entropy)
+
+
+def test_what_is_refused(
+    teacher_run: Path,
+    student: Recipe,
+    digits: ImageSet,
+    tmp_path: Path,
 ) -> None:
     plain = student.model_copy(update={"distill": None})
     with pytest.raises(ValueError, match=r"learns from a run of digits-float: give --teacher"):
@@ -103,6 +141,3 @@ def test_what_is_refused(
         load_teacher(Run(teacher_run / "seed-0"), more, digits, images, CPU)
     with pytest.raises(ValueError, match="needs its teacher here"):
         Learner(student, build_model(student, digits.spec, 0), images, CPU)
-    monkeypatch.setattr(teacher, "MAX_TABLE_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"logits for [\d,]+ images in \d+ crops .* more than"):
-        Teacher(build_model(plain, digits.spec, 0), images, CPU)

@@ -82,16 +82,19 @@ def train(
 
 
 def _results(name: str, results: list[dict[str, Any]], out: Path) -> Table:
+    ranked = results[0].get("top5") is not None
     rows = [
         (
             str(result["seed"]),
             f"{result['accuracy']:.2f} %",
+            *([f"{result['top5']:.2f} %"] if ranked else []),
             f"{result['loss']:.4f}",
             f"{result['seconds']:.0f}",
         )
         for result in results
     ]
-    columns = ("seed", f"{results[0]['evaluated_on']} accuracy", "loss", "seconds")
+    accuracy = f"{results[0]['evaluated_on']} accuracy"
+    columns = ("seed", accuracy, *(["top-5"] if ranked else []), "loss", "seconds")
     return Table(columns, rows, columns, name, [f"in {out}"])
 
 

@@ -16,8 +16,9 @@ In the discrete form β is the ``offset``: one number per filter, not a second b
 
 Differences from the authors' code: the center of inputs is β, as in the paper; their code has α (sign(z) + β), with
 center αβ. Their Maxout comes after BatchNorm and the addition of a shortcut. Ours stands where the network has its
-PReLU, and a network without PReLU gets no Maxout. γ₊ is state of the method, under ``adapted``. In a filter of equal
-weights α is nearly 0 and only the mean has a gradient; their code divides 0 by 0.
+PReLU, which is the same place in ``resnet18(variant="adabin")``; a network without PReLU gets no Maxout. γ₊ is state of
+the method, under ``adapted``. In a filter of equal weights α is nearly 0 and only the mean has a gradient; their code
+divides 0 by 0.
 """
 
 from dataclasses import dataclass

@@ -106,6 +106,7 @@ class WeightBinarizer(Numbers):
     """Latent weights -> binary weights with the method's gradient."""
 
     made_by: str = ""  # the method's name; set by the layer, used in messages
+    binary: bool = True  # False: the weight stays float and has no code
 
     def code(self, weight: Tensor) -> BinaryWeight:
         """The discrete form of ``weight``."""
@@ -150,6 +151,18 @@ class WeightBinarizer(Numbers):
 
     def after_step(self, weight: Tensor) -> None:
         """Change the latent weights in place after an optimizer step (clipping, centering)."""
+
+
+class FloatWeight(WeightBinarizer):
+    """The unchanged weight, for networks in which only the inputs are binary."""
+
+    binary = False
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        raise ValueError(f"{self.title}: its weights are float, so they have no signs")
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight
 
 
 def check_shapes(

@@ -5,6 +5,7 @@ Liu et al., ECCV 2020, arXiv:2003.03488.
 Weights     Q = α · sign(W), α = ‖W‖₁ / n per filter, not differentiated
             ∂L/∂W = ∂L/∂Q · 1[|W| ≤ 1]                              (as Bi-Real Net)
             weights="dorefa": one α per layer and ∂L/∂W = ∂L/∂Q, so that a latent weight beyond ±1 still moves
+            weights="float": Q = W, the first of the paper's two steps. The second step starts from its run
 Inputs      RSign: B = sign(x + b_c) with a learned shift b_c per channel
             ∂L/∂x = ∂L/∂B · max(0, 2 − 2|x + b|), ∂L/∂b_c = the same, summed over the channel
             gradient="clipped": 1[|x + b| ≤ 1] instead
@@ -15,10 +16,10 @@ All shifts start at 0, where RSign is sign and RPReLU is PReLU: a float twin's w
 are state of the method, under ``input_binarizer.shift`` and ``adapted``; slopes belong to the network.
 
 Differences from the authors' code: the shifts have the same signs as in their code (the paper subtracts α and γ). Their
-RPReLU comes after the addition of a shortcut; ours stands where the network has its PReLU. If that is directly before
-BatchNorm (``resnet20``, ``resnet18(variant="bireal-prelu")``), BatchNorm cancels ζ and ζ learns nothing. A network
-without PReLU gets no RPReLU. The distributional loss against a float teacher and the two-step schedule are training
-recipes, not part of the method.
+RPReLU comes after the addition of a shortcut; ours stands where the network has its PReLU, which is the same place in
+``resnet18(variant="reactnet")``. If it is directly before BatchNorm (``resnet20``,
+``resnet18(variant="bireal-prelu")``), BatchNorm cancels ζ and ζ learns nothing. A network without PReLU gets no RPReLU.
+The distributional loss against a float teacher is ``distill`` in a recipe, not part of the method.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.base import (
+    FloatWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    WeightBinarizer,
+)
 from unflip.methods.pieces import (
     ClippedFilterMeanSign,
     LayerMeanSign,
@@ -103,11 +110,16 @@ class RPReLU(nn.PReLU):
 class ReActNet(Method):
     """Per-filter scale times sign; learned shifts before the sign of inputs and around PReLU."""
 
-    weights: Literal["bireal", "dorefa"] = "bireal"
+    weights: Literal["bireal", "dorefa", "float"] = "bireal"
     gradient: Gradient = "approximate"
 
+    @property
+    def unfit_for_lns(self) -> str | None:
+        return "weights='float' leaves no signs to correct" if self.weights == "float" else None
+
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return ClippedFilterMeanSign() if self.weights == "bireal" else LayerMeanSign()
+        kinds = {"bireal": ClippedFilterMeanSign, "dorefa": LayerMeanSign, "float": FloatWeight}
+        return kinds[self.weights]()
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return RSign(layer, self.gradient)

@@ -164,6 +164,11 @@ def float_inputs(method: Method | None) -> bool:
     return method is None or _input_traits(method)[0] == 32
 
 
+def takes_signs(method: Method | None) -> bool:
+    """Whether the method's inputs depend on values below zero, so that they carry nothing after a ReLU."""
+    return method is not None and not _relu_is_safe(method)
+
+
 def choose_activation(
     model: str, method: Method | None, chosen: Activation | None, default: Activation | None = None
 ) -> Activation:
@@ -174,13 +179,13 @@ def choose_activation(
     """
     if chosen is not None:
         check_options(model, activation=(chosen, Activation))
-    relu_is_safe = method is None or _relu_is_safe(method)
-    if chosen == "relu" and not relu_is_safe:
+    signs = takes_signs(method)
+    if chosen == "relu" and signs:
         raise ValueError(
             f"{model}: activation='relu' gives inputs >= 0, whose sign is always +1 for method {method}; "
             "use 'hardtanh' or 'identity'"
         )
-    return chosen or default or ("relu" if relu_is_safe else "hardtanh")
+    return chosen or default or ("hardtanh" if signs else "relu")
 
 
 def _relu_is_safe(method: Method) -> bool:

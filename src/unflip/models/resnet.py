@@ -7,11 +7,16 @@ bireal          Bi-Real Net, Liu et al., ECCV 2018, arXiv:1808.00278: (sign →)
                 shortcut per convolution, so the float values between blocks are never cut off
 bireal-prelu    "with PReLU after every binary convolution", Han et al., ICML 2020, arXiv:2010.04871:
                 conv → PReLU → BN, then add
+reactnet        ReActNet's ResNet-18, Liu et al., ECCV 2020, arXiv:2003.03488: (RSign →) conv → BN, add, then PReLU
+adabin          AdaBin's ResNet-18, Tu et al., ECCV 2022, arXiv:2208.08084: as reactnet, with a PReLU also in the stem
+                and BatchNorm between the mean and the linear layer
 conv-prelu-bn   ResNet-20 of FDA-BNN, Xu et al., NeurIPS 2021, who share authors with Han et al.
 conv-bn-hardtanh  ResNet-20 of IR-Net, Qin et al., CVPR 2020, arXiv:1909.10788
-conv-bn-prelu   the order of ReActNet, Liu et al., ECCV 2020, arXiv:2003.03488: conv → BN, add, then PReLU
+conv-bn-prelu   the order of ReActNet: conv → BN, add, then PReLU
 
 A binary layer binarizes its input itself, so there is no sign in this file. Weights start as torch initializes them.
+The orders of bireal, reactnet and adabin are those of the released code. That of bireal-prelu is inferred: later code
+of the same authors has conv → PReLU → BN.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from unflip.models.base import (
 
 Shortcut = Literal["block", "conv"]
 Order = Literal["conv-prelu-bn", "conv-bn-hardtanh", "conv-bn-prelu"]
-Variant = Literal["plain", "bireal", "bireal-prelu"]
+Variant = Literal["plain", "bireal", "bireal-prelu", "reactnet", "adabin"]
 Downsample = Literal["float", "binary"]
 Pixels = Literal["every-second", "mean"]
 
@@ -234,17 +239,19 @@ def pooled_projection(c_in: int, c_out: int, stride: int) -> nn.Module:
 
 
 class ImageNetResNet(nn.Module):
-    """7×7 stem and max pool, four stages of two blocks, mean over the image, linear.
+    """7×7 stem and max pool, four stages, mean over the image, linear.
 
-    Parameters have the names of torchvision's ResNet-18.
+    Parameters have the names of torchvision's ResNets.
     """
 
     def __init__(
         self,
+        blocks: Sequence[int],
         channels: Sequence[int],
         style: Style,
-        stem_activation: Activation,
+        stem_activation: nn.Module,
         shortcut: MakeShortcut,
+        head_norm: nn.Module,
         num_classes: int,
         in_channels: int,
     ) -> None:
@@ -252,18 +259,61 @@ class ImageNetResNet(nn.Module):
         c1, c2, c3, c4 = channels
         self.conv1 = nn.Conv2d(in_channels, c1, 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(c1)
-        self.stem_activation = activation_module(stem_activation)
+        self.stem_activation = stem_activation
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
-        self.layer1 = stage(c1, c1, 2, 1, style, shortcut)
-        self.layer2 = stage(c1, c2, 2, 2, style, shortcut)
-        self.layer3 = stage(c2, c3, 2, 2, style, shortcut)
-        self.layer4 = stage(c3, c4, 2, 2, style, shortcut)
+        self.layer1 = stage(c1, c1, blocks[0], 1, style, shortcut)
+        self.layer2 = stage(c1, c2, blocks[1], 2, style, shortcut)
+        self.layer3 = stage(c2, c3, blocks[2], 2, style, shortcut)
+        self.layer4 = stage(c3, c4, blocks[3], 2, style, shortcut)
+        self.head_norm = head_norm
         self.fc = nn.Linear(c4, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.stem_activation(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(x.mean((2, 3)))
+        return self.fc(self.head_norm(x.mean((2, 3))))
+
+
+def _imagenet_resnet(
+    name: str,
+    blocks: Sequence[int],
+    method: MethodLike,
+    variant: Variant,
+    downsample: Downsample | None,
+    activation: Activation | None,
+    widths: Sequence[float] | None,
+    width: int,
+    num_classes: int,
+    in_channels: int,
+) -> nn.Module:
+    """A ResNet of basic blocks; the options are those of :func:`resnet18`."""
+    check_options(name, variant=(variant, Variant))
+    check_sizes(name, num_classes=num_classes, in_channels=in_channels, width=width)
+    if downsample is not None:
+        check_options(name, downsample=(downsample, Downsample))
+    chosen = resolve_method(method)
+    channels = scaled_channels(name, [width << i for i in range(4)], widths, "stage")
+    stem: nn.Module = nn.Identity()
+    head_norm: nn.Module = nn.Identity()
+    shortcut: MakeShortcut = pooled_projection
+    if variant == "plain":
+        after = choose_activation(name, chosen, activation)
+        style, stem = Style("block", after=after), activation_module(after)
+        shortcut = strided_projection
+    else:
+        sign_only = variant == "bireal" and float_inputs(chosen)
+        default: Activation = "hardtanh" if sign_only else "identity"
+        before = choose_activation(name, chosen, activation, default)
+        last = variant in ("reactnet", "adabin")
+        style = Style("conv", variant == "bireal-prelu", prelu_after=last, before=before)
+    if variant == "adabin":
+        stem, head_norm = nn.PReLU(channels[0]), nn.BatchNorm1d(channels[-1])
+    parts = style, stem, shortcut, head_norm
+    model = ImageNetResNet(blocks, channels, *parts, num_classes, in_channels)
+    binary = chosen is not None and chosen.binary_downsample
+    if downsample is not None:
+        binary = downsample == "binary"
+    return binary_twin(model, chosen, skip=() if binary else ("*.downsample.*",))
 
 
 @register_model("resnet18", input_shape=(3, 224, 224), parts=4)
@@ -282,9 +332,9 @@ def resnet18(
 
     widths      four factors on the channels of the stages, the stem's being the first stage's; the products are
                 rounded to multiples of 8.
-    variant     "plain", "bireal" or "bireal-prelu": see the top of this file. Down-sampling shortcuts are
-                1×1 convolutions of stride 2 (plain) or after a 2×2 average pool (the others). The
-                stem of the others has no activation, as in Bi-Real Net's code.
+    variant     "plain", "bireal", "bireal-prelu", "reactnet" or "adabin": see the top of this file. Down-sampling
+                shortcuts are 1×1 convolutions of stride 2 (plain) or after a 2×2 average pool (the others). The
+                stem of "bireal", "bireal-prelu" and "reactnet" has no activation, as in Bi-Real Net's code.
     downsample  whether those 1×1 convolutions are "float" or "binary"; None: as in the method's paper
                 (``Method.binary_downsample``). It does not matter for the float twin.
     activation  None, in the plain variant: ReLU, or hardtanh if the method takes the sign of its input
@@ -293,22 +343,22 @@ def resnet18(
                 convolution, where Bi-Real Net has it to pretrain the float twin, which would be linear
                 without it. Activations have no parameters, so weights fit any choice.
     """
-    check_options("resnet18", variant=(variant, Variant))
-    check_sizes("resnet18", num_classes=num_classes, in_channels=in_channels, width=width)
-    if downsample is not None:
-        check_options("resnet18", downsample=(downsample, Downsample))
-    chosen = resolve_method(method)
-    if variant == "plain":
-        after = choose_activation("resnet18", chosen, activation)
-        style, stem, shortcut = Style("block", after=after), after, strided_projection
-    else:
-        prelu = variant == "bireal-prelu"
-        default: Activation = "hardtanh" if float_inputs(chosen) and not prelu else "identity"
-        before = choose_activation("resnet18", chosen, activation, default)
-        style, stem, shortcut = Style("conv", prelu, before=before), "identity", pooled_projection
-    channels = scaled_channels("resnet18", [width << i for i in range(4)], widths, "stage")
-    model = ImageNetResNet(channels, style, stem, shortcut, num_classes, in_channels)
-    binary = chosen is not None and chosen.binary_downsample
-    if downsample is not None:
-        binary = downsample == "binary"
-    return binary_twin(model, chosen, skip=() if binary else ("*.downsample.*",))
+    options = variant, downsample, activation, widths, width, num_classes, in_channels
+    return _imagenet_resnet("resnet18", (2, 2, 2, 2), method, *options)
+
+
+@register_model("resnet34", input_shape=(3, 224, 224), parts=4)
+def resnet34(
+    method: MethodLike = "float",
+    *,
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    width: int = 64,
+    widths: Sequence[float] | None = None,
+    variant: Variant = "plain",
+    downsample: Downsample | None = None,
+    activation: Activation | None = None,
+) -> nn.Module:
+    """ResNet-34 for ImageNet, the usual teacher of binary networks; options as for ResNet-18."""
+    options = variant, downsample, activation, widths, width, num_classes, in_channels
+    return _imagenet_resnet("resnet34", (3, 4, 6, 3), method, *options)

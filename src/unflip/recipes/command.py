@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from unflip.recipes.load import load_recipe, recipe_names
-from unflip.recipes.schema import Recipe
+from unflip.recipes.schema import NAMES, Recipe
 
 MISSING = object()
 
@@ -54,7 +54,7 @@ def _differences(
 ) -> Iterator[tuple[str, Any]]:
     for key in dict.fromkeys([*old, *new]):
         a, b = old.get(key, MISSING), new.get(key, MISSING)
-        if path + key in ("name", "about") or a == b:
+        if path + key in NAMES or a == b:
             continue
         same_kind = isinstance(a, dict) and isinstance(b, dict) and a.get("name") == b.get("name")
         if same_kind:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
-from unflip.recipes.schema import Recipe, is_weights
+from unflip.recipes.schema import NAMES, Recipe, is_weights
 
 Field = Literal["start", "distill"]  # fields in which a recipe names another
 
@@ -33,14 +33,31 @@ def recipe_names() -> list[str]:
 
 def load_recipe(source: str | Path, overrides: Sequence[str] | None = None) -> Recipe:
     """A shipped recipe by name or a YAML file by path, with ``field=value`` overrides applied."""
-    values = read_values(source, overrides or ())
+    recipe = _checked(source, overrides or ())
+    if recipe.expected and overrides:
+        recipe = _expecting(recipe, _checked(source, [o for o in overrides if _field(o) == "uses"]))
+    if _is_file(source):
+        recipe.found_in(Path(source).parent, *(_field(o) for o in overrides or ()))
+    return recipe
+
+
+def _checked(source: str | Path, overrides: Sequence[str]) -> Recipe:
     try:
-        recipe = Recipe.model_validate(values)
+        return Recipe.model_validate(read_values(source, overrides))
     except ValidationError as error:
         raise RecipeError(_explain(str(source), error)) from None
-    if _is_file(source):
-        recipe.found_in(Path(source).parent, *(re.split("[=.]", o)[0] for o in overrides or ()))
-    return recipe
+
+
+def _expecting(recipe: Recipe, original: Recipe) -> Recipe:
+    """The recipe without its expected accuracies, if overrides change how the network is trained."""
+    mine, theirs = ({**r.plain(), **dict.fromkeys(NAMES)} for r in (recipe, original))
+    if mine == theirs or recipe.expected != original.expected:  # expected may be overridden too
+        return recipe
+    return recipe.model_copy(update={"expected": {}})
+
+
+def _field(override: str) -> str:
+    return re.split("[=.]", override)[0]
 
 
 def read_values(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,6 +34,7 @@ MAKE_WEIGHTS = (
 )
 
 
+NAMES = ("name", "about", "expected")  # fields that say nothing about how a network is trained
 STEP_FIELDS = ("data", "epochs", "batch_size", "precision")
 
 
@@ -48,6 +50,7 @@ class _Part(BaseModel):
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class Data(BaseModel):
@@ -106,22 +109,28 @@ class Model(BaseModel):
 
 
 class Optimizer(_Part):
-    """``latent_lr`` is for the latent weights of binary layers; ``lr`` if it is not given."""
+    """``latent_lr`` is for the latent weights of binary layers; ``lr`` if it is not given. ``decayed``: the parameters
+    that ``weight_decay`` is for, all of them or the weights of one kind of layer."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: Positive
     latent_lr: Positive | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 0.0
+    decayed: Literal["all", "convolutions", "linear"] = "all"
+
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Schedule(_Part):
-    """The factor on every learning rate in each epoch."""
+    """The factor on every learning rate in each epoch. ``factors``, if given, has one for each of ``at``."""
 
-    name: Literal["constant", "cosine", "step"] = "constant"
+    name: Literal["constant", "cosine", "linear", "step"] = "constant"
     every: Count | None = None
     at: tuple[Count, ...] = ()
-    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    factor: Fraction = 0.1
+    factors: tuple[Fraction, ...] = ()
 
     @model_validator(mode="after")
     def _steps(self) -> Schedule:
@@ -131,15 +140,21 @@ class Schedule(_Part):
             raise ValueError(
                 f"every and at belong to schedule 'step', but the name is {self.name!r}"
             )
+        if self.factors and len(self.factors) != len(self.at):
+            raise ValueError(
+                f"{len(self.factors)} factors do not fit {len(self.at)} steps: give one for each of at, or factor"
+            )
         return self
 
     def factor_at(self, epoch: int, epochs: int) -> float:
         """For epoch 0 .. epochs - 1."""
         if self.name == "cosine":
             return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        if self.name == "linear":
+            return 1 - epoch / epochs
         if self.name == "step":
             drops = epoch // self.every if self.every else sum(epoch >= at for at in self.at)
-            return float(self.factor**drops)
+            return float(math.prod(self.factors[:drops]) if self.factors else self.factor**drops)
         return 1.0
 
 
@@ -152,7 +167,11 @@ class Distill(_Part):
 
 
 class Recipe(_Part):
-    """One experiment. See ``docs/training.md`` for each field."""
+    """One experiment. See ``docs/training.md`` for each field.
+
+    ``expected`` is the test accuracy, in percent, of our own runs after some epochs: training warns if it is far below.
+    It holds for exactly this recipe, so a copy with other values (:meth:`model_copy`, overrides) has none.
+    """
 
     name: str
     about: str = ""
@@ -169,6 +188,7 @@ class Recipe(_Part):
     precision: Literal["float16", "float32"] = "float16"
     sync_batchnorm: bool = False
     allow_no_flips: bool = False
+    expected: dict[Count, Percent] = Field(default_factory=dict)
     _folders: dict[str, Path] = PrivateAttr(default_factory=dict)
 
     @field_validator("name")
@@ -200,9 +220,22 @@ class Recipe(_Part):
             use(module)
 
     @model_serializer(mode="wrap")
-    def _without_empty_uses(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the field out where it is empty."""
-        return {k: v for k, v in values(self).items() if k != "uses" or v}
+    def _without_empty_fields(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave these fields out where they are empty."""
+        return {k: v for k, v in values(self).items() if k not in ("uses", "expected") or v}
+
+    @field_validator("expected")
+    @classmethod
+    def _in_order(cls, value: dict[int, float]) -> dict[int, float]:
+        return dict(sorted(value.items()))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Recipe:
+        """A copy with other values. What was measured with the old ones is not expected of it."""
+        changed = any(
+            getattr(self, key) != value for key, value in (update or {}).items() if key not in NAMES
+        )
+        kept = {} if changed else self.expected
+        return super().model_copy(update={"expected": kept, **(update or {})}, deep=deep)
 
     @field_validator("start")
     @classmethod

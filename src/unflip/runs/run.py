@@ -41,7 +41,8 @@ SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run. ``accuracy`` is that of the last epoch; None for a run that stopped."""
+    """The outcome of a run. ``accuracy`` and ``top5`` are those of the last epoch; None for a run that stopped. With
+    fewer than ten classes, ``top5`` is None."""
 
     seed: int
     accuracy: float | None = None
@@ -49,6 +50,7 @@ class Outcome:
     epochs: int = 0
     seconds: float = 0.0
     stopped: str | None = None
+    top5: float | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,8 @@ class Run:
             return Outcome(seed, None, best, len(lines), seconds, reason)
         last = float(result["accuracy"])
         best = last if best is None else max(best, last)
-        return Outcome(seed, last, best, result["epochs"], result["seconds"])
+        rest = result["epochs"], result["seconds"]
+        return Outcome(seed, last, best, *rest, top5=result.get("top5"))
 
     def load_checkpoint(self) -> Checkpoint:
         """The newest undamaged checkpoint; see ``checkpoint.load_usable``."""
@@ -327,7 +330,7 @@ class Run:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
     lines = []
     for key in sorted(old.keys() | new.keys()):
-        if key == "about":
+        if key in ("about", "expected"):  # they do not change how a network is trained
             continue
         a, b, here = old.get(key), new.get(key), f"{path}{key}"
         if isinstance(a, dict) and isinstance(b, dict):

@@ -34,15 +34,19 @@ class Flips:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.signs = signs(model)
-        weights = {name: layer.weight.detach() for name, layer in binary_layers(model)}
-        self.latent = {name: weight.clone() for name, weight in weights.items()}
+        # Layers with float weights have neither signs nor latent weights.
+        self.latent = {
+            name: layer.weight.detach().clone()
+            for name, layer in binary_layers(model)
+            if name in self.signs
+        }
         self.weights = sum(values.numel() for values in self.signs.values())
         self.captured: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
         self.capture_next = False
         self.capture_failed = False
 
     def since_the_start(self) -> Counts | None:
-        """The counts; the next epoch starts now. None for a network without binary layers."""
+        """The counts; the next epoch starts now. None for a network without binary weights."""
         if not self.signs:
             return None
         if self.captured is not None:
@@ -61,8 +65,8 @@ class Flips:
         """The epoch starts here. ``now`` are the signs, if they are known."""
         for name, values in (now or signs(self.model)).items():
             self.signs[name].copy_(values)
-        for name, layer in binary_layers(self.model):
-            self.latent[name].copy_(layer.weight)
+        for name, latent in self.latent.items():
+            latent.copy_(self.model.get_submodule(name).weight)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def _count(self) -> tuple[Tensor, dict[str, Tensor]]:

@@ -24,6 +24,11 @@ EXPLODED = 10.0  # × the loss of guessing: no network that learns has such a lo
 THROWN = 0.25  # share of signs that flipped in one epoch: steps this large ignore the gradient
 
 
+# Test accuracy is far below the expected one if it is lower by 5 points and by 15 % of it. Seeds differ by less.
+LEAST_GAP = 5.0
+GAP = 0.15
+
+
 class Health:
     """Checks the figures of each epoch. ``classes`` sets the loss of guessing, log(classes)."""
 
@@ -61,6 +66,20 @@ class Health:
                 "allow_no_flips=true if that is what you want."
             )
         return self._no_progress(epoch, loss)
+
+    def behind(self, epochs: int, accuracy: float | None) -> str | None:
+        """What to check if the test accuracy after ``epochs`` is far below that of our own runs of the recipe."""
+        expected = self.recipe.expected.get(epochs)
+        if expected is None or accuracy is None:
+            return None
+        if accuracy >= expected - max(LEAST_GAP, GAP * expected):
+            return None
+        return (
+            f"epoch {epochs}: accuracy is {accuracy:.2f} %, far below the {expected:.2f} % of our own runs of "
+            f"{self.recipe.name}. Check that images and labels belong together, how images are normalized, and that "
+            f"batch_size={self.recipe.batch_size} and {self._rates()} are what was trained: batch_size is for all GPUs "
+            "together."
+        )
 
     def _high_rate(self, epoch: int) -> bool:
         return self.recipe.schedule.factor_at(epoch, self.recipe.epochs) >= 0.5

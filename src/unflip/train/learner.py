@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.data.source import Source, mix
+from unflip.data.spec import InputSpec
 from unflip.kernels import shared_predictions
 from unflip.layers import (
     after_step,
     auxiliary_losses,
     binary_layers,
+    inside_binarizer,
     start_epoch,
     state_restored,
 )
 from unflip.methods.base import Method
-from unflip.recipes.schema import Distill, Recipe
+from unflip.recipes.schema import Distill, Optimizer, Recipe
 from unflip.train import distributed
 from unflip.train.distributed import ALONE, Ranks
 
 # Multiplies the loss so that float16 gradients do not underflow; divided out before the optimizer.
 LOSS_SCALE = 512.0
+TEST_PIXELS = 5000 * 32 * 32  # in a batch without gradients
+RANKED = 10  # classes from which on top-5 accuracy is measured
 
 
 class Objective(nn.Module):
@@ -44,11 +48,20 @@ class Objective(nn.Module):
             losses = auxiliary_losses(self.model)
         auxiliary = torch.stack(list(losses.values())) if losses else logits.new_zeros(0)
         precise = torch.promote_types(logits.dtype, torch.float32)  # half is not enough for a loss
-        loss = F.cross_entropy(logits.to(precise), labels)
-        if self.distill is not None and teacher is not None:
-            soft = divergence(logits.to(precise), teacher.to(precise), self.distill.temperature)
-            loss = (1 - self.distill.weight) * loss + self.distill.weight * soft
+        loss = self._loss(
+            logits.to(precise), labels, None if teacher is None else teacher.to(precise)
+        )
         return loss, auxiliary.to(precise)
+
+    def _loss(self, logits: Tensor, labels: Tensor, teacher: Tensor | None) -> Tensor:
+        if self.distill is None or teacher is None:
+            return F.cross_entropy(logits, labels)
+        soft = divergence(logits, teacher, self.distill.temperature)
+        if self.distill.weight == 1:  # the labels are not used
+            return soft
+        return (1 - self.distill.weight) * F.cross_entropy(
+            logits, labels
+        ) + self.distill.weight * soft
 
 
 def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -57,11 +70,33 @@ def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
 
 
+class Accuracy(NamedTuple):
+    """In percent. ``top5``: the share of images whose class is among the five likeliest; None for few classes. Both are
+    None in an epoch in which accuracy is not measured."""
+
+    top1: float | None = None
+    top5: float | None = None
+
+
+def count_right(logits: Tensor, labels: Tensor, ranked: bool) -> Tensor:
+    """How many labels are the likeliest class, and (if ``ranked``) how many are among the five likeliest."""
+    first = (logits.argmax(1) == labels).sum()
+    if not ranked:
+        return torch.stack([first, first])
+    return torch.stack([first, (logits.topk(5, 1).indices == labels[:, None]).sum()])
+
+
+def images_per_batch(spec: InputSpec, pixels: int = TEST_PIXELS) -> int:
+    """How many images are computed at once without gradients, so that memory does not grow with their size."""
+    _, height, width = spec.shape
+    return max(1, pixels // (height * width))
+
+
 class Learner:
     """A seed's model, optimizer and running sums, all on one device.
 
-    ``teacher`` gives the teacher's logits for a row of the plan, if the recipe has a teacher (``teacher.py``).
-    ``ranks`` are the processes that train this network together.
+    ``teacher`` gives the teacher's logits for a row of the plan and its images, if the recipe has a teacher
+    (``teacher.py``). ``ranks`` are the processes that train this network together.
     """
 
     def __init__(
@@ -70,7 +105,7 @@ class Learner:
         model: nn.Module,
         source: Source,
         device: torch.device,
-        teacher: Callable[[Tensor], Tensor] | None = None,
+        teacher: Callable[[Tensor, Tensor], Tensor] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         if (recipe.distill is None) != (teacher is None):
@@ -151,7 +186,7 @@ class Learner:
         """The loss on the labels (and the teacher's logits) and the auxiliary losses of a row of the plan."""
         mine = self.ranks.share(plan)
         images, labels = self.source.batch(mine)
-        teacher = None if self.teacher is None else self.teacher(mine)
+        teacher = None if self.teacher is None else self.teacher(mine, images)
         with torch.autocast(
             self.device.type, torch.float16, enabled=self.half, cache_enabled=False
         ):
@@ -185,20 +220,23 @@ class Learner:
         self.position += 1
 
     @torch.no_grad()
-    def evaluate(self, *, exact: bool, batch: int = 5000) -> float:
-        """Test accuracy in percent; ``exact``: in float32, as results are. On a GPU curves are in half precision."""
+    def evaluate(self, *, exact: bool) -> Accuracy:
+        """Test accuracy; ``exact``: in float32, as results are. On a GPU curves are in half precision."""
         self.ranks.agree_on_buffers(self.model)
         self.model.eval()
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        right = torch.zeros(2, dtype=torch.int64, device=self.device)
+        batch, ranked = images_per_batch(self.source.spec), len(self.source.spec.classes) >= RANKED
         half = self.half and not exact
         with (
             torch.autocast(self.device.type, torch.float16, enabled=half, cache_enabled=False),
             nullcontext() if exact else shared_predictions(self.model),
         ):
             for images, labels in self.source.test_batches(batch, self.ranks.part):
-                right += (self.model(images).argmax(1) == labels).sum()
+                right += count_right(self.model(images), labels, ranked)
         self.model.train()
-        return 100 * self.ranks.total(right).item() / self.source.test_count
+        counts = self.ranks.total(right).tolist()
+        top1, top5 = (100 * count / self.source.test_count for count in counts)
+        return Accuracy(top1, top5 if ranked else None)
 
     def state(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by name."""
@@ -262,11 +300,27 @@ def _parameter_groups(
         *((group.name, list(group.parameters), group.lr) for group in own),
         ("rest", [p for p in model.parameters() if id(p) not in taken], None),
     ]
+    decayed = _decayed(model, rates)
     return [
-        {"name": name, "params": parameters, "peak_lr": lr or rates.lr}
+        {"name": name, "params": part, "peak_lr": lr or rates.lr, "weight_decay": decay}
         for name, parameters, lr in groups
-        if parameters
+        for part, decay in (
+            ([p for p in parameters if id(p) in decayed], rates.weight_decay),
+            ([p for p in parameters if id(p) not in decayed], 0.0),
+        )
+        if part
     ]
+
+
+def _decayed(model: nn.Module, rates: Optimizer) -> set[int]:
+    """The ids of the parameters that weight decay is for."""
+    if rates.decayed == "all":
+        return {id(p) for p in model.parameters()}
+    kind = nn.Conv2d if rates.decayed == "convolutions" else nn.Linear
+    layers = (
+        m for n, m in model.named_modules() if isinstance(m, kind) and not inside_binarizer(n)
+    )
+    return {id(layer.weight) for layer in layers}
 
 
 def _make_optimizers(
@@ -277,11 +331,12 @@ def _make_optimizers(
     A method's own optimizer makes its state when it is made.
     """
     own = None
-    if method is not None and groups[0]["name"] == "latent":
-        own = method.latent_optimizer(groups[0]["params"])
+    latent = [p for group in groups if group["name"] == "latent" for p in group["params"]]
+    if method is not None and latent:
+        own = method.latent_optimizer(latent)
     for group in own.param_groups if own is not None else ():
         _follow_schedule(group, device)
-    rest = groups[1:] if own is not None else groups
+    rest = [g for g in groups if g["name"] != "latent"] if own is not None else groups
     return [_make_optimizer(recipe, rest, device), *([own] if own is not None else [])]
 
 
@@ -311,14 +366,12 @@ def _make_optimizer(
             groups,
             lr=groups[0]["lr"],
             momentum=options.momentum,
-            weight_decay=options.weight_decay,
             fused=on_gpu,
         )
     else:
         optimizer = torch.optim.Adam(
             groups,
             lr=groups[0]["lr"],
-            weight_decay=options.weight_decay,
             fused=on_gpu,
             capturable=on_gpu,
         )

@@ -21,7 +21,7 @@ from unflip.train import distributed
 from unflip.train.flips import Flips
 from unflip.train.health import Health, TrainingStopped
 from unflip.train.job import Job
-from unflip.train.learner import Learner
+from unflip.train.learner import Accuracy, Learner
 
 Position = tuple[int, int]  # epoch and step of a checkpoint
 
@@ -127,10 +127,12 @@ class LiveRun:
         learner = self.learner
         last = epoch + 1 == self.recipe.epochs
         auxiliary = (learner.auxiliary_sum / learner.steps).tolist()
+        accuracy = learner.evaluate(exact=last) if evaluate else Accuracy()
         return {
             "loss": learner.loss_sum.item() / learner.steps,
             "auxiliary_loss": dict(zip(learner.auxiliary_layers, auxiliary, strict=True)),
-            "accuracy": learner.evaluate(exact=last) if evaluate else None,
+            "accuracy": accuracy.top1,
+            "top5": accuracy.top5,
             "lr": float(learner.optimizers[0].param_groups[-1]["lr"]),
         }
 
@@ -185,6 +187,7 @@ class LiveRun:
             "seed": self.seed,
             "epochs": self.recipe.epochs,
             "accuracy": last["accuracy"],
+            "top5": last["top5"],
             "loss": last["loss"],
             "evaluated_on": "validation" if self.recipe.data.validation else "test",
             "seconds": round(self.seconds_before + seconds, 2),

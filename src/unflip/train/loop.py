@@ -33,7 +33,7 @@ from unflip.train.live_run import LiveRun, Position
 from unflip.train.progress import Progress
 from unflip.train.signals import interrupt, sigterm_as_ctrl_c, stop_signals
 from unflip.train.start import load_first_weights
-from unflip.train.teacher import Teacher, load_teacher
+from unflip.train.teacher import Teacher, fits_in_table, load_teacher
 
 __all__ = ["Job", "RunOptions", "TrainingStopped", "train", "train_together"]
 
@@ -244,7 +244,10 @@ class _Training:
                 )
             if folder not in found:
                 run = Run.find(folder)
-                self._say(f"computing the logits of the teacher in {run} for every crop and flip")
+                if fits_in_table(source, self.device):
+                    self._say(
+                        f"computing the logits of the teacher in {run} for every crop and flip"
+                    )
                 found[folder] = load_teacher(run, job.recipe, self.data, source, self.device)
         return found
 
@@ -345,6 +348,7 @@ class _Training:
             seconds = time.monotonic() - epoch_began
             due = (epoch + 1) % self.options.evaluate_every == 0 or epoch + 1 == epochs
             lines = [_end_epoch(run, runs, epoch, seconds, due) for run in runs]
+            self._warn_of_accuracy(runs, lines)
             progress.epoch(epoch, lines)
             epoch, step = epoch + 1, 0
             if epoch == epochs or time.monotonic() - saved_at > pause:
@@ -358,6 +362,11 @@ class _Training:
         if not lines:  # an earlier process did everything but write the result
             lines = [run.last_line() for run in runs]
         return [run.finish(line, total) for run, line in zip(runs, lines, strict=True)]
+
+    def _warn_of_accuracy(self, runs: list[LiveRun], lines: list[dict[str, Any]]) -> None:
+        for run, line in zip(runs, lines, strict=True):
+            if behind := run.health.behind(line["epoch"], line["accuracy"]):
+                self._say(f"warning: {run.run}: {behind}")
 
     def _steps(
         self,

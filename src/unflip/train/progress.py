@@ -17,6 +17,7 @@ class Progress:
         self.began = self.printed = time.monotonic()
         self.first_epoch: int | None = None
         self.accuracy: float | None = None  # the last one measured
+        self.top5: float | None = None
         self.bar: Any = None
         self.task: Any = None
         if quiet:
@@ -77,9 +78,12 @@ class Progress:
 
         if lines[0]["accuracy"] is not None:
             self.accuracy = mean("accuracy")
+            self.top5 = None if lines[0]["top5"] is None else mean("top5")
         text = f"loss {mean('loss'):.4f}"
         if self.accuracy is not None:
             text += f"  accuracy {self.accuracy:.2f} %"
+        if self.top5 is not None:
+            text += f"  top-5 {self.top5:.2f} %"
         if "flip_rate" in lines[0]:
             text += f"  flips {mean('flip_rate'):.3%}"
         return text

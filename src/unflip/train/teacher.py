@@ -1,18 +1,25 @@
-"""Distillation: a trained network's logits for every picture that training can show, computed once.
+"""Distillation: a trained network whose logits another one learns from.
 
 Hinton et al., *Distilling the Knowledge in a Neural Network*, 2015, arXiv:1503.02531:
 
     L = (1 − λ) · CE(z, y) + λ · T² · KL(softmax(t / T) ‖ softmax(z / T)),   z the student's logits, t the teacher's
 
-A picture is an image with its crop and flip, so there are finitely many: 162 per image for crops from a border of 4
-pixels. The table of all logits (CIFAR-10: 0.16 GB in float16) is computed before the first step. In a step, a teacher
-of any size then costs no more than reading the table.
+With λ = 1 and T = 1 the student sees only the teacher's probabilities, as in ReActNet (arXiv:2003.03488).
+
+A teacher comes in two forms with the same logits:
+
+- A table. A picture is an image with its crop and flip. Where there are finitely many (162 per image for crops from a
+  border of 4 pixels), all logits are computed before the first step (CIFAR-10: 0.16 GB in float16). A teacher of any
+  size then costs no more than reading the table.
+- The network itself, inside the step, where pictures cannot be counted (random resized crops) or their table would be
+  too large. It runs in evaluation mode, without gradients, on the images of the step.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,59 +30,75 @@ from unflip.recipes.schema import Recipe
 from unflip.runs import provenance
 from unflip.runs.load import model_of
 from unflip.runs.run import Run
+from unflip.train.learner import images_per_batch
 
 MAX_TABLE_BYTES = 8 * 2**30
-BATCH_SIZE = 2000
+TABLE_PIXELS = 2000 * 32 * 32  # in a batch, while the table is computed
 
 
-class Teacher:
+class Teacher(Protocol):
+    """Gives logits, for any number of students."""
+
+    def logits(self, plan: Tensor, images: Tensor) -> Tensor:
+        """The logits for some rows of a plan; ``images`` are the pictures of these rows."""
+
+
+class NetworkTeacher:
+    """A network that computes its logits in the step."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = model.eval().requires_grad_(False).to(device)
+        self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.half = device.type == "cuda"
+
+    @torch.no_grad()
+    def logits(self, plan: Tensor, images: Tensor) -> Tensor:
+        kind = images.device.type
+        with torch.autocast(kind, torch.float16, enabled=self.half, cache_enabled=False):
+            return self.model(images)
+
+
+class TableTeacher:
     """The logits of ``model`` for every picture of ``source``.
 
     ``table`` has one dimension per column of a plan (image, then crop and flip), and then the classes.
     """
 
     def __init__(self, model: nn.Module, source: Source, device: torch.device) -> None:
-        if not isinstance(source, FinitePictures):
-            raise ValueError(
-                "distill: a teacher computes its logits for every crop and flip before training, and these images are "
-                "cropped in more ways than can be counted. Remove distill from the recipe, or use a data set that is "
-                "held in memory."
-            )
+        assert isinstance(source, FinitePictures)
         pictures = source.pictures()
-        dtype = torch.float16 if device.type == "cuda" else torch.float32
         shape = (*pictures, len(source.spec.classes))
-        _refuse_large(shape, dtype)
-        model = model.eval().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.table = torch.empty(shape, dtype=dtype, device=device)
+        self.table = torch.empty(shape, dtype=_dtype(device), device=device)
+        network = NetworkTeacher(model, device)
         for change in itertools.product(*map(range, pictures[1:])):
-            self._fill(model, source, change)
+            self._fill(network, source, change)
 
-    @torch.no_grad()
-    def _fill(self, model: nn.Module, source: Source, change: tuple[int, ...]) -> None:
+    def _fill(self, network: NetworkTeacher, source: Source, change: tuple[int, ...]) -> None:
         """The logits for all images with the same crop and flip."""
         device = self.table.device
-        for index in torch.arange(len(self.table), device=device).split(BATCH_SIZE):
+        batch = images_per_batch(source.spec, TABLE_PIXELS)
+        for index in torch.arange(len(self.table), device=device).split(batch):
             rest = torch.tensor(change, dtype=torch.int64, device=device).expand(
                 len(index), len(change)
             )
-            images, _ = source.batch(torch.cat([index[:, None], rest], dim=1))
-            half = device.type == "cuda"
-            with torch.autocast(device.type, torch.float16, enabled=half, cache_enabled=False):
-                self.table[(index, *change)] = model(images).to(self.table.dtype)
+            plan = torch.cat([index[:, None], rest], dim=1)
+            logits = network.logits(plan, source.batch(plan)[0])
+            self.table[(index, *change)] = logits.to(self.table.dtype)
 
-    def logits(self, plan: Tensor) -> Tensor:
-        """The logits for the pictures of some rows of a plan."""
+    def logits(self, plan: Tensor, images: Tensor) -> Tensor:
         return self.table[plan.unbind(-1)]
 
 
-def _refuse_large(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    size = dtype.itemsize * math.prod(shape)
-    if size > MAX_TABLE_BYTES:
-        raise ValueError(
-            f"distill: the teacher's logits for {shape[0]:,} images in {math.prod(shape[1:-1])} crops and flips would "
-            f"take {size / 2**30:.1f} GiB, more than {MAX_TABLE_BYTES / 2**30:.0f}. Remove distill from the recipe, or "
-            "use fewer images."
-        )
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.float16 if device.type == "cuda" else torch.float32
+
+
+def fits_in_table(source: Source, device: torch.device) -> bool:
+    """Whether a table of the logits for all pictures of ``source`` exists and is small enough."""
+    if not isinstance(source, FinitePictures):
+        return False
+    logits = math.prod(source.pictures()) * len(source.spec.classes)
+    return logits * _dtype(device).itemsize <= MAX_TABLE_BYTES
 
 
 def load_teacher(
@@ -94,4 +117,6 @@ def load_teacher(
             f"recipe {recipe.name} has data {differ[1]}, but its teacher in {run} has {differ[0]}. The teacher may "
             "have been trained on images that are held out here: train it on the same data."
         )
-    return Teacher(model_of(run), source, device)
+    if fits_in_table(source, device):
+        return TableTeacher(model_of(run), source, device)
+    return NetworkTeacher(model_of(run), device)
