@@ -44,6 +44,9 @@ def train(
     seeds: Annotated[int, typer.Option(min=1, help="Train seeds 0..N-1 side by side.")] = 1,
     device: Device = None,
     eager: Annotated[bool, typer.Option(help="On a GPU: no compilation, no CUDA graph.")] = False,
+    compile: Annotated[
+        bool, typer.Option(help="On a GPU: compile steps. Without it a run starts sooner.")
+    ] = True,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard files.")] = False,
     evaluate_every: EvaluateEvery = 1,
     image_workers: ImageWorkers = None,
@@ -66,7 +69,12 @@ def train(
     loaded = load_recipe(recipe, overrides)
     folder = out or Path("runs") / loaded.name
     options = RunOptions(
-        device, eager, tensorboard, evaluate_every=evaluate_every, workers=image_workers
+        device,
+        eager,
+        compile,
+        tensorboard,
+        evaluate_every=evaluate_every,
+        workers=image_workers,
     )
     results = train_recipe(
         loaded,

@@ -20,6 +20,7 @@ from unflip.kernels.check import Trial
 from unflip.kernels.mapping import covered, mapped_layers, predict_fused
 from unflip.kernels.mapping_products import predict_by_products
 from unflip.kernels.norm import layer as norm
+from unflip.kernels.passed import Passed
 from unflip.kernels.sign_conv import cuda_kernels
 from unflip.kernels.sign_conv.layer import fused_product
 from unflip.layers import binary_layers
@@ -34,6 +35,8 @@ class Kernels:
     the modules of these models, and cuDNN's flags are set; on exit all of it is restored. A kernel that fails its check
     is left out with a warning. Nothing is attached on a CPU.
 
+    Kernels that have passed on this machine are not checked again (``passed.py``).
+
     Where several processes train one network, ``agreed`` turns the problem that each of them has with a kernel into
     one for all: they must run the same code.
     """
@@ -47,6 +50,8 @@ class Kernels:
         self.trials, self.device, self.agreed = trials, device, agreed
         self.networks = len(trials)
         self.cuda = False  # whether CUDA C++ kernels are used
+        self.trusted = False  # whether all of them have passed before
+        self.failed = False  # whether one of them has failed
         self._scope = ExitStack()
 
     def __enter__(self) -> Kernels:
@@ -54,11 +59,15 @@ class Kernels:
             if tuning.runs_on(self.device):
                 scope.enter_context(_cudnn_flags())
             if self._all(tuning.available() and tuning.runs_on(self.device)):
+                passed = Passed(self._description(), self.device)
+                self.trusted = self._all(passed.recall())
                 fused = self._attach_product(scope)
                 self._attach_stems(scope)
                 if fused:
                     self._attach_norm(scope)
                 self._attach_mapping(scope)
+                if not self.trusted and not self.failed:
+                    passed.remember()
             self._scope = scope.pop_all()
         return self
 
@@ -72,13 +81,15 @@ class Kernels:
 
     def fingerprint(self) -> str:
         """Changes with the kernels' sources and with every choice that a graph of compiled code does not show."""
-        digest = hashlib.sha256()
-        for path in sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.cu")]):
-            digest.update(f"{path.relative_to(FOLDER)}\n".encode())
-            digest.update(path.read_bytes())
         choices = tuning.graph_choices(self.networks) if self.cuda else "Triton"
-        digest.update(f"{self.networks} {choices}".encode())
-        return digest.hexdigest()
+        text = f"{_sources()} {self.networks} {choices}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _description(self) -> list[str]:
+        """Everything about the networks and their kernels that a check depends on."""
+        allowed = cuda_kernels.allowed(), norm.allowed()
+        networks = sorted({f"{trial.family} {trial.half}" for trial in self.trials})
+        return [_sources(), f"{self.networks} {allowed}", *networks]
 
     def _attach_product(self, scope: ExitStack) -> bool:
         """The binary layers' products: by CUDA C++ and Triton, by Triton only, or by cuDNN. False: by cuDNN."""
@@ -136,17 +147,30 @@ class Kernels:
 
     def _problem(self, compare: Callable[[Trial], None]) -> str | None:
         """The first line of the first error, for one network of each family."""
+        if self.trusted:
+            return None
         problem = None
         try:
             for trial in {trial.family: trial for trial in self.trials}.values():
                 compare(trial)
         except Exception as error:
             problem = first_line(error)
-        return self.agreed(problem)
+        problem = self.agreed(problem)
+        self.failed |= problem is not None
+        return problem
 
     def _all(self, here: bool) -> bool:
         """Whether something is so in all processes."""
         return self.agreed(None if here else "not here") is None
+
+
+def _sources() -> str:
+    """A hash of all sources of the kernels."""
+    digest = hashlib.sha256()
+    for path in sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.cu")]):
+        digest.update(f"{path.relative_to(FOLDER)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _binary(model: nn.Module) -> list[nn.Module]:

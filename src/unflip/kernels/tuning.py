@@ -56,6 +56,7 @@ class Tuned:
                 configs=self.configs[:1] if INTERPRETED else self.configs,  # which cannot tune
                 key=self.key,
                 prune_configs_by={"early_config_prune": self.prune},
+                cache_results=networks == 1,  # on disk; other numbers are not in the cache's key
                 do_bench=partial(_time, networks=networks),
             )(self.kernel)
         return self.tuners[networks]

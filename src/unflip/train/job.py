@@ -37,6 +37,7 @@ class RunOptions:
 
     device              cpu or cuda; None: cuda if available
     eager               on a GPU: no compilation, no CUDA graph
+    compile             on a GPU: compile steps. Without it a run starts sooner, and its steps are slower
     tensorboard         also write TensorBoard files
     checkpoint_seconds  the least time between two checkpoints
     evaluate_every      measure accuracy in every N-th epoch, and in the last; otherwise it is null in the metrics
@@ -48,6 +49,7 @@ class RunOptions:
 
     device: str | None = None
     eager: bool = False
+    compile: bool = True
     tensorboard: bool = False
     checkpoint_seconds: float = 20.0
     evaluate_every: int = 1

@@ -404,12 +404,11 @@ class _Training:
     @contextmanager
     def _engine(self, runs: list[LiveRun]) -> Iterator[Engine]:
         began, eager = time.monotonic(), self.options.eager
-        compiles = self.device.type == "cuda" and not eager
+        compiles = self.device.type == "cuda" and not eager and self.options.compile
         if compiles:
             self._say("compiling, which takes a minute or two")
-        with Engine(
-            [run.learner for run in runs], compiled=not eager, captured=not eager
-        ) as engine:
+        learners = [run.learner for run in runs]
+        with Engine(learners, compiled=compiles, captured=not eager) as engine:
             if compiles:
                 self._say(f"ready after {time.monotonic() - began:.0f} s")
             yield engine

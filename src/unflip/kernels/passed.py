@@ -1,0 +1,62 @@
+"""Which networks' kernels have passed their checks on this machine, so that the next process need not check them again.
+
+One small file per network, in ``$UNFLIP_CACHE/kernels`` (default: ``~/.cache/unflip/kernels``). Its name is a hash of
+everything that a check depends on: the kernels' sources, torch, Triton, CUDA, the driver, the GPU, and the networks with
+the shapes of their inputs. Its content are the choices that were measured. A file that is missing, damaged or cannot
+be written only means that the kernels are checked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unflip.kernels import tuning
+
+
+class Passed:
+    """The record of networks with this ``description`` on this device."""
+
+    def __init__(self, description: Iterable[str], device: torch.device) -> None:
+        text = "\n".join([*_machine(device), *description])
+        self.path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+    def recall(self) -> bool:
+        """Whether the kernels have passed; restores what was measured then."""
+        try:
+            content = json.loads(self.path.read_text())
+            rows = {tuple(key): int(value) for key, value in content["rows"]}
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+        tuning.chosen_rows.update(rows)
+        return True
+
+    def remember(self) -> None:
+        content = {"rows": [[list(key), value] for key, value in tuning.chosen_rows.items()]}
+        part = self.path.with_suffix(f".{uuid.uuid4().hex}.part")
+        with contextlib.suppress(OSError):
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(content))
+            part.replace(self.path)
+
+
+def _folder() -> Path:
+    chosen = os.environ.get("UNFLIP_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return (Path(chosen) if chosen else Path(base) / "unflip") / "kernels"
+
+
+def _machine(device: torch.device) -> list[str]:
+    versions: list[Any] = [torch.__version__, getattr(tuning.triton, "__version__", None)]
+    if device.type == "cuda":
+        versions += [torch.version.cuda, torch.backends.cudnn.version()]
+        versions += [torch._C._cuda_getDriverVersion(), torch.cuda.get_device_properties(device)]
+    return [str(version) for version in versions]
