@@ -106,7 +106,7 @@ class Comparison:
         together = self.learner(LNS, distributed.together(), precise=True)
         alone = self.learner(LNS, ALONE, precise=True)
         found, expected = gradients(together), gradients(alone)
-        accuracies = together.evaluate(exact=True, batch=10), alone.evaluate(exact=True)
+        accuracies = together.evaluate(exact=True).top1, alone.evaluate(exact=True).top1
         equal = accuracies[0] == accuracies[1]
         more = f", accuracy {accuracies[0]:.4f} and {accuracies[1]:.4f} %"
         self.report("float64", found, expected, 1e-8 if equal else 0.0, more)

@@ -102,7 +102,7 @@ def steps(ranks: Ranks) -> dict[str, Tensor]:
     tested: list[int] = []
     test_batches = made.source.test_batches
     made.source.test_batches = lambda *given: _counted(test_batches(*given), tested)  # type: ignore[method-assign]
-    accuracy = torch.tensor(made.evaluate(exact=True, batch=50), dtype=torch.float64)
+    accuracy = torch.tensor(made.evaluate(exact=True).top1, dtype=torch.float64)
     after = {f"after.{name}": value for name, value in made.model.state_dict().items()}
     sums = {"sum of losses": made.loss_sum}
     return {"accuracy": accuracy, "tested": torch.tensor(tested), **sums, **after}
