@@ -109,6 +109,20 @@ def test_test_images_are_only_normalized(size: int, batches: int) -> None:
     assert source.test_count == 5
 
 
+@pytest.mark.parametrize("size", [1, 2, 5000])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7])
+def test_every_test_image_is_in_one_part(size: int, parts: int) -> None:
+    """Five images: for some of these numbers the parts are unequal or empty."""
+    data = image_set()
+    source = MemorySource(data, CPU)
+    batches = [batch for i in range(parts) for batch in source.test_batches(size, (i, parts))]
+    assert all(0 < len(labels) <= size for _, labels in batches)
+    images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+    [(whole, expected)] = source.test_batches(5000)
+    assert torch.equal(images, whole)
+    assert torch.equal(labels, expected)
+
+
 def test_a_plan_is_a_permutation() -> None:
     plan = MemorySource(image_set(count=24), CPU).plan(seed=5, epoch=3, batch_size=6)
     assert plan.shape == (4, 6, 4)

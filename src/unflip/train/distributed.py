@@ -30,9 +30,9 @@ from unflip.kernels.attach import attached
 from unflip.layers import become, twin_of
 from unflip.recipes.schema import Recipe
 
-# The others wait while rank 0 prepares the first weights or waits for its turn on a GPU. If a rank dies, torchrun ends
-# all of them without regard to this.
-LONGEST_WAIT = timedelta(hours=12)
+# The other ranks wait while rank 0 prepares the first weights, which takes longer than the 10 minutes that NCCL waits
+# by default. If a rank dies, torchrun ends the others at once.
+LONGEST_WAIT = timedelta(hours=2)
 
 
 def launched() -> bool:
@@ -84,14 +84,16 @@ def process_group(device: str | None) -> Iterator[str | None]:
 
 def _backend(on_gpu: bool) -> str:
     """NCCL for GPUs, unless processes share one, which NCCL refuses."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not on_gpu:
         return "gloo"
-    if here <= torch.cuda.device_count():
+    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if processes <= gpus:
         return "nccl"
     if speaks():
-        print(
-            f"{here} processes share {torch.cuda.device_count()} GPU(s), through gloo: slow, for tests"
+        warnings.warn(
+            f"{processes} processes share {gpus} GPU(s) on this machine, and communicate through gloo, which is slow: "
+            f"start torchrun with --nproc-per-node {gpus}",
+            stacklevel=4,
         )
     return "gloo"
 
@@ -135,7 +137,7 @@ class Ranks:
         """Which part of the test images is evaluated here, as :meth:`Source.test_batches` takes it."""
         return self.rank, self.world
 
-    def averaging(self, objective: nn.Module, recipe: Recipe, device: torch.device) -> nn.Module:
+    def averaging(self, objective: nn.Module, recipe: Recipe) -> nn.Module:
         """The objective with gradients averaged over the ranks during the backward pass; unchanged for one rank."""
         if self.world == 1:
             return objective
@@ -146,9 +148,10 @@ class Ranks:
             )
         if recipe.sync_batchnorm:
             synchronize_norms(objective, self)
-        ids = [device.index] if device.type == "cuda" else None
-        # Buffers are running statistics. Only evaluation needs them, and it takes rank 0's (agree_on_buffers).
-        return DistributedDataParallel(objective, device_ids=ids, broadcast_buffers=False)
+        averaged = DistributedDataParallel(objective)
+        # Running statistics: only evaluation needs them, and it takes rank 0's (agree_on_buffers).
+        averaged.broadcast_buffers = False
+        return averaged
 
     def share(self, plan: Tensor) -> Tensor:
         """This rank's part of each batch: of one row (batch, columns), or of a whole plan (steps, batch, columns)."""
@@ -195,7 +198,10 @@ def together() -> Ranks:
 
 @contextmanager
 def apart(objectives: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, forward and backward passes do not communicate: one rank may fail, or try more often than another."""
+    """Inside, forward and backward passes do not communicate: one rank may fail, or try more often than another.
+
+    Only before the first step: in the forward pass after it, the ranks arrange their gradients together.
+    """
     with ExitStack() as stack:
         for objective in objectives:
             if isinstance(objective, DistributedDataParallel):
@@ -217,7 +223,8 @@ class SynchronizedNorm(nn.modules.batchnorm._BatchNorm):
 
     ranks = ALONE
 
-    def _check_input_dim(self, x: Tensor) -> None: ...  # the class that it was has no other purpose
+    # BatchNorm1d, 2d and 3d differ only in this check.
+    def _check_input_dim(self, x: Tensor) -> None: ...
 
     # Communication stays outside of compiled code: a compiler might order it differently on each rank.
     @torch.compiler.disable

@@ -119,7 +119,7 @@ class Learner:
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = device.type == "cuda" and recipe.precision == "float16"
         objective = Objective(self.model, recipe.distill)
-        self.objective = ranks.averaging(objective, recipe, device)
+        self.objective = ranks.averaging(objective, recipe)
         with torch.no_grad():
             self.auxiliary_layers = list(auxiliary_losses(self.model))
         self.method = None if recipe.method == "float" else recipe.resolved_method()
