@@ -49,6 +49,7 @@ class Outcome:
     epochs: int = 0
     seconds: float = 0.0
     stopped: str | None = None
+    top5: float | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,8 @@ class Run:
             return Outcome(seed, None, best, len(lines), seconds, reason)
         last = float(result["accuracy"])
         best = last if best is None else max(best, last)
-        return Outcome(seed, last, best, result["epochs"], result["seconds"])
+        top5 = result.get("top5")
+        return Outcome(seed, last, best, result["epochs"], result["seconds"], top5=top5)
 
     def load_checkpoint(self) -> Checkpoint:
         """The newest undamaged checkpoint; see ``checkpoint.load_usable``."""
