@@ -20,7 +20,6 @@ from scipy import stats  # type: ignore[import-untyped]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-CIFAR10 = HERE / "cifar10"
 # Study -> the arm that its table compares the others with.
 REFERENCES = {
     "first-lns": "finetune",
@@ -35,6 +34,9 @@ REFERENCES = {
     "rho": "rho-0",
     "beyond": "conv",
     "final": "baseline",
+    "imagenette-resnet18": "baseline",
+    "imagenette-alexnet": "baseline",
+    "imagenette-ablation": "finetune",
 }
 FIRST_GRIDS = {"alpha": "first-alpha", "rho": "first-rho"}
 # Study -> the arms of it in the README of the repository, in this order.
@@ -93,8 +95,18 @@ class Arm:
     def figures(self) -> Figures | None:
         return Figures.of(list(self.accuracies.values())) if self.accuracies else None
 
+    @property
+    def top5(self) -> Figures | None:
+        """None for images with few classes."""
+        values = [float(row["top5"]) for row in self.rows if row.get("top5")]
+        return Figures.of(values) if values else None
 
-def read_studies(folder: Path = CIFAR10) -> dict[str, dict[str, Arm]]:
+    def count(self, column: str) -> float | None:
+        """The memory or the FLOPs of its network, where the study counts them."""
+        return _number(self.rows[0].get(column) or "")
+
+
+def read_studies(folder: Path = HERE) -> dict[str, dict[str, Arm]]:
     """Every study in the ``runs.csv`` files below a folder: study -> arm's name -> arm."""
     rows: dict[str, dict[str, list[dict[str, str]]]] = {}
     for path in sorted(folder.glob("*/runs.csv")):
@@ -165,19 +177,36 @@ def study_table(arms: Mapping[str, Arm], reference: str, first: Mapping[str, Arm
     with_paper = any(arm.paper for arm in shown.values())
     base = arms[reference]
     tested = any(welch_p(arm, base) is not None for arm in arms.values() if arm is not base)
-    heads = ["", "best (mean ± std), %", "runs"]
+    with_top5 = any(arm.top5 for arm in shown.values())
+    counted = any(arm.count("flops") for arm in shown.values())
+    heads = ["", f"{'top-1, ' if with_top5 else ''}best (mean ± std), %"]
+    heads += ["top-5, %"] if with_top5 else []
+    heads += ["runs"]
     heads += ["paper, %"] if with_paper else []
+    heads += ["memory, Mbit", "FLOPs, M"] if counted else []
     heads += [f"against {base.label}{' (p)' if tested else ''}"]
     heads += ["first look, one run"] if first else []
     lines = [_line(heads), "|---" * len(heads) + "|"]
     for name, found in shown.items():
         arm = arms.get(name)
-        cells = [found.label, *(_figures(arm) if arm else ("", ""))]
+        accuracy, runs = _figures(arm) if arm else ("", "")
+        cells = [found.label, accuracy]
+        cells += [found.top5.mean_std() if found.top5 else ""] if with_top5 else []
+        cells += [runs]
         cells += [found.paper.whole() if found.paper else ""] if with_paper else []
+        cells += _counts(found) if counted else []
         cells += [_against(arm, base) if arm else ""]
         cells += [_mean_std(first.get(name))] if first else []
         lines.append(_line(cells))
     return "\n".join([*lines, *_holm_line(arms, base)])
+
+
+def _counts(arm: Arm) -> list[str]:
+    bits, flops = arm.count("memory_bits"), arm.count("flops")
+    return [
+        "" if bits is None else f"{bits / 1e6:,.1f}",
+        "" if flops is None else f"{flops / 1e6:,.0f}",
+    ]
 
 
 def _figures(arm: Arm) -> tuple[str, str]:
@@ -326,6 +355,7 @@ def pages() -> dict[Path, dict[str, str]]:
     of_results = {
         study: study_table(studies[study], name, studies.get(FIRST_GRIDS.get(study, ""), {}))
         for study, name in REFERENCES.items()
+        if study in studies
     }
     of_results["methods"] = methods_table(studies["methods"])
     of_results["training-speed"] = speed_table()

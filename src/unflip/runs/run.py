@@ -41,7 +41,8 @@ SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run. ``accuracy`` is that of the last epoch; None for a run that stopped."""
+    """The outcome of a run. ``accuracy`` and ``top5`` are those of the last epoch; None for a run that stopped. There is
+    no ``top5`` for fewer than ten classes."""
 
     seed: int
     accuracy: float | None = None
@@ -219,8 +220,8 @@ class Run:
             return Outcome(seed, None, best, len(lines), seconds, reason)
         last = float(result["accuracy"])
         best = last if best is None else max(best, last)
-        top5 = result.get("top5")
-        return Outcome(seed, last, best, result["epochs"], result["seconds"], top5=top5)
+        rest = result["epochs"], result["seconds"]
+        return Outcome(seed, last, best, *rest, top5=result.get("top5"))
 
     def load_checkpoint(self) -> Checkpoint:
         """The newest undamaged checkpoint; see ``checkpoint.load_usable``."""

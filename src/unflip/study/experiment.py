@@ -105,10 +105,12 @@ class Experiment:
 
     def _help_on_time(self, pack: Pack, recipes: Mapping[str, Mapping[str, Any]]) -> list[str]:
         each = {name: pack.hours(recipe) for name, recipe in recipes.items()}
-        listed = ", ".join(f"{name} {needed:.1f}" for name, needed in each.items())
+        unit, times = ("Hours", 1) if max(each.values()) >= 1 else ("Minutes", 60)
+        listed = ", ".join(f"{name} {needed * times:.1f}" for name, needed in each.items())
         return [
             f"--data takes the pack of the images ({pack.command}) or their folder.",
-            f"Hours per run at {pack.images_per_second:,} images/s: {listed}; together {sum(each.values()):.1f}. "
+            f"{unit} per run at {pack.images_per_second:,} images/s: {listed}; "
+            f"together {sum(each.values()) * times:.1f}. "
             "--only ARM trains one arm and the arms that it needs. --seeds N trains N seeds of each arm; a teacher has "
             "one. The same command resumes after a stop.",
         ]

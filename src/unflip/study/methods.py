@@ -5,7 +5,6 @@ Methods that correct an already trained network are left out: they cannot be tra
 
 from __future__ import annotations
 
-import functools
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -94,15 +93,14 @@ def study_methods(
     """
     study = methods_study(recipe, out, names, seeds, overrides, source)
     spec = recipe.data.load(data).spec
-    cost_of = functools.cache(lambda arm: count(study.arm(arm).recipe, spec))
 
     def output(study: Study, last: bool) -> Summary:
         summary = summarize(study)
         arms = tuple(
             found.model_copy(
                 update={
-                    "memory_bits": cost_of(arm.name).memory_bits,
-                    "flops": cost_of(arm.name).flops,
+                    "memory_bits": count(arm.recipe, spec).memory_bits,
+                    "flops": count(arm.recipe, spec).flops,
                     "seconds_per_epoch": _seconds(study, arm),
                 }
             )
