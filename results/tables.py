@@ -1,7 +1,10 @@
-"""The tables of README.md and results/README.md, made from the files beside this script.
+"""The tables of README.md and results/README.md, made from the files beside this script; and the recipes of
+docs/imagenet.md.
 
 python results/tables.py            # shows them
-python results/tables.py --write    # writes them between the marks of both pages; a test checks that they are current
+python results/tables.py --write    # writes them between the marks of these pages; a test checks that they are current
+
+More than 400 lines, because all tables share their parts.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
+
+from unflip.recipes.load import read_values, recipe_names
+from unflip.study.imagenet import EXPERIMENTS, IMAGENET
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -349,6 +355,31 @@ def _fastest(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> str:
     return f"{min(times):.2f} ms" if min(times) < 1 else f"{min(times):.1f} ms"
 
 
+def recipes_table() -> str:
+    """The recipes for ImageNet, with the hours that they take."""
+    drafts = {d.source: d for e in EXPERIMENTS.values() for d in e.drafts if not d.changes}
+    speed = f"{IMAGENET.images_per_second:,} images/s"
+    heads = ["recipe", "published, %", "epochs", f"hours at {speed}", "in all", "starts from"]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for name in (name for name in recipe_names() if name.startswith("imagenet-")):
+        recipe, paper = read_values(name), drafts[name].paper
+        figures = (paper.mean, paper.top5) if paper else ()
+        own, needed = IMAGENET.hours(recipe), _needed_recipes(name)
+        together = own + sum(IMAGENET.hours(read_values(other)) for other in needed)
+        start = recipe.get("start")
+        cells = [f"`{name}`", " / ".join(f"{figure:.1f}" for figure in figures if figure)]
+        cells += [str(recipe["epochs"]), f"{own:.1f}", f"{together:.1f}"]
+        lines.append(_line([*cells, f"`{start}`" if start else ""]))
+    return "\n".join(lines)
+
+
+def _needed_recipes(name: str) -> set[str]:
+    """The recipes that one starts from or learns from, and theirs."""
+    recipe = read_values(name)
+    named = {recipe.get("start"), (recipe.get("distill") or {}).get("teacher")} - {None}
+    return named.union(*(_needed_recipes(other) for other in named))
+
+
 def pages() -> dict[Path, dict[str, str]]:
     """Page -> name of each table on it -> the table."""
     studies = read_studies()
@@ -360,7 +391,11 @@ def pages() -> dict[Path, dict[str, str]]:
     of_results["methods"] = methods_table(studies["methods"])
     of_results["training-speed"] = speed_table()
     headline = {"inference": inference_table(), "accuracy": accuracy_table(studies)}
-    return {ROOT / "README.md": headline, HERE / "README.md": of_results}
+    return {
+        ROOT / "README.md": headline,
+        HERE / "README.md": of_results,
+        ROOT / "docs" / "imagenet.md": {"imagenet-recipes": recipes_table()},
+    }
 
 
 def with_tables(text: str, tables: Mapping[str, str]) -> str:
@@ -377,7 +412,7 @@ def with_tables(text: str, tables: Mapping[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="into README.md and results/README.md")
+    parser.add_argument("--write", action="store_true", help="into the pages")
     write = parser.parse_args().write
     for page, tables in pages().items():
         if write:

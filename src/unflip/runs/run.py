@@ -41,8 +41,7 @@ SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run. ``accuracy`` and ``top5`` are those of the last epoch; None for a run that stopped. There is
-    no ``top5`` for fewer than ten classes."""
+    """The outcome of a run. ``accuracy`` is that of the last epoch; None for a run that stopped."""
 
     seed: int
     accuracy: float | None = None
