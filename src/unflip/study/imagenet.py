@@ -2,8 +2,8 @@
 
 *Training Binary Neural Networks through Learning with Noisy Supervision*, Han et al., ICML 2020, arXiv:2010.04871.
 An arm has a shipped recipe where there is one. The other methods of the paper's tables have a *common recipe* with the
-method replaced: DoReFa-Net's for ResNet-18, XNOR-Net's for AlexNet. So their rows compare methods and do not repeat their
-papers' training.
+method replaced: DoReFa-Net's for ResNet-18, XNOR-Net's for AlexNet. So their rows compare methods and do not repeat
+their papers' training.
 """
 
 from __future__ import annotations
