@@ -1,9 +1,10 @@
-"""Put a finished study into results/: one row per run in runs.csv, and the raw files in one archive.
+"""Put a finished study into results/: one row per run in the runs.csv of its images, and the raw files in one archive.
 
-    python results/archive.py runs/STUDY results/cifar10/NAME
+    python results/archive.py runs/STUDY results/IMAGES/NAME
 
+IMAGES is the data set, such as cifar10. NAME is the study's name in tables, so no other data set may have it.
 Checkpoints stay behind. The same study gives the same bytes: the archive has no dates and no owners. Afterwards add a
-section to results/README.md, and the study to STUDIES in the Makefile.
+section to results/README.md, and the study to its data set's list in the Makefile.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 import lzma
 import sys
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ COLUMNS = (
         "command",
         "raw",
     ),
+    # of studies that count them, and of images with many classes
+    *("memory_bits", "flops", "seconds_per_epoch", "top5", "paper_top5"),
 )
 RAW = (
     "recipe.json",
@@ -46,15 +50,23 @@ RAW = (
 def main(source: Path, target: Path) -> None:
     summary = Summary.read(source)
     target.mkdir(parents=True, exist_ok=True)
-    with open(target / "runs.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            row for arm in summary.arms for row in rows(source, target.name, summary, arm)
-        )
+    new = [row for arm in summary.arms for row in rows(source, target.name, summary, arm)]
+    replace_rows(target.parent / "runs.csv", target.name, new)
     data = archive(source, f"{target.parent.name}/{target.name}")
     (target / "raw.tar.xz").write_bytes(data)
     print(f"{target}: {sum(len(arm.runs) for arm in summary.arms)} runs, {len(data):,} bytes")
+
+
+def replace_rows(path: Path, study: str, new: Sequence[Mapping[str, Any]]) -> None:
+    """Write the rows of a study behind those of the others."""
+    others: list[Mapping[str, Any]] = []
+    if path.exists():
+        with open(path, newline="", encoding="utf-8") as file:
+            others = [row for row in csv.DictReader(file) if row["study"] != study]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*others, *new])
 
 
 def rows(source: Path, name: str, summary: Summary, arm: ArmSummary) -> list[dict[str, Any]]:
@@ -85,6 +97,11 @@ def _row(source: Path, name: str, summary: Summary, arm: ArmSummary, i: int) -> 
         "paper_std": paper.std if paper else None,
         "command": arm.command,
         "raw": f"{name}/{arm.folder}/seed-{outcome.seed}",
+        "memory_bits": arm.memory_bits,
+        "flops": arm.flops,
+        "seconds_per_epoch": arm.seconds_per_epoch,
+        "top5": outcome.top5,
+        "paper_top5": paper.top5 if paper else None,
     }
 
 

@@ -1,7 +1,10 @@
-"""The tables of README.md and results/README.md, made from the files beside this script.
+"""The tables of README.md and results/README.md, made from the files beside this script; and the recipes of
+docs/imagenet.md.
 
 python results/tables.py            # shows them
-python results/tables.py --write    # writes them between the marks of both pages; a test checks that they are current
+python results/tables.py --write    # writes them between the marks of these pages; a test checks that they are current
+
+More than 400 lines, because all tables share their parts.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
 
+from unflip.recipes.load import read_values, recipe_names
+from unflip.study.imagenet import EXPERIMENTS, IMAGENET
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-CIFAR10 = HERE / "cifar10"
 # Study -> the arm that its table compares the others with.
 REFERENCES = {
     "first-lns": "finetune",
@@ -35,6 +40,9 @@ REFERENCES = {
     "rho": "rho-0",
     "beyond": "conv",
     "final": "baseline",
+    "imagenette-resnet18": "baseline",
+    "imagenette-alexnet": "baseline",
+    "imagenette-ablation": "finetune",
 }
 FIRST_GRIDS = {"alpha": "first-alpha", "rho": "first-rho"}
 # Study -> the arms of it in the README of the repository, in this order.
@@ -93,8 +101,18 @@ class Arm:
     def figures(self) -> Figures | None:
         return Figures.of(list(self.accuracies.values())) if self.accuracies else None
 
+    @property
+    def top5(self) -> Figures | None:
+        """None for images with few classes."""
+        values = [float(row["top5"]) for row in self.rows if row.get("top5")]
+        return Figures.of(values) if values else None
 
-def read_studies(folder: Path = CIFAR10) -> dict[str, dict[str, Arm]]:
+    def count(self, column: str) -> float | None:
+        """The memory or the FLOPs of its network, where the study counts them."""
+        return _number(self.rows[0].get(column) or "")
+
+
+def read_studies(folder: Path = HERE) -> dict[str, dict[str, Arm]]:
     """Every study in the ``runs.csv`` files below a folder: study -> arm's name -> arm."""
     rows: dict[str, dict[str, list[dict[str, str]]]] = {}
     for path in sorted(folder.glob("*/runs.csv")):
@@ -165,19 +183,36 @@ def study_table(arms: Mapping[str, Arm], reference: str, first: Mapping[str, Arm
     with_paper = any(arm.paper for arm in shown.values())
     base = arms[reference]
     tested = any(welch_p(arm, base) is not None for arm in arms.values() if arm is not base)
-    heads = ["", "best (mean ± std), %", "runs"]
+    with_top5 = any(arm.top5 for arm in shown.values())
+    counted = any(arm.count("flops") for arm in shown.values())
+    heads = ["", f"{'top-1, ' if with_top5 else ''}best (mean ± std), %"]
+    heads += ["top-5, %"] if with_top5 else []
+    heads += ["runs"]
     heads += ["paper, %"] if with_paper else []
+    heads += ["memory, Mbit", "FLOPs, M"] if counted else []
     heads += [f"against {base.label}{' (p)' if tested else ''}"]
     heads += ["first look, one run"] if first else []
     lines = [_line(heads), "|---" * len(heads) + "|"]
     for name, found in shown.items():
         arm = arms.get(name)
-        cells = [found.label, *(_figures(arm) if arm else ("", ""))]
+        accuracy, runs = _figures(arm) if arm else ("", "")
+        cells = [found.label, accuracy]
+        cells += [found.top5.mean_std() if found.top5 else ""] if with_top5 else []
+        cells += [runs]
         cells += [found.paper.whole() if found.paper else ""] if with_paper else []
+        cells += _counts(found) if counted else []
         cells += [_against(arm, base) if arm else ""]
         cells += [_mean_std(first.get(name))] if first else []
         lines.append(_line(cells))
     return "\n".join([*lines, *_holm_line(arms, base)])
+
+
+def _counts(arm: Arm) -> list[str]:
+    bits, flops = arm.count("memory_bits"), arm.count("flops")
+    return [
+        "" if bits is None else f"{bits / 1e6:,.1f}",
+        "" if flops is None else f"{flops / 1e6:,.0f}",
+    ]
 
 
 def _figures(arm: Arm) -> tuple[str, str]:
@@ -320,17 +355,47 @@ def _fastest(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> str:
     return f"{min(times):.2f} ms" if min(times) < 1 else f"{min(times):.1f} ms"
 
 
+def recipes_table() -> str:
+    """The recipes for ImageNet, with the hours that they take."""
+    drafts = {d.source: d for e in EXPERIMENTS.values() for d in e.drafts if not d.changes}
+    speed = f"{IMAGENET.images_per_second:,} images/s"
+    heads = ["recipe", "published, %", "epochs", f"hours at {speed}", "in all", "starts from"]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for name in (name for name in recipe_names() if name.startswith("imagenet-")):
+        recipe, paper = read_values(name), drafts[name].paper
+        figures = (paper.mean, paper.top5) if paper else ()
+        own, needed = IMAGENET.hours(recipe), _needed_recipes(name)
+        together = own + sum(IMAGENET.hours(read_values(other)) for other in needed)
+        start = recipe.get("start")
+        cells = [f"`{name}`", " / ".join(f"{figure:.1f}" for figure in figures if figure)]
+        cells += [str(recipe["epochs"]), f"{own:.1f}", f"{together:.1f}"]
+        lines.append(_line([*cells, f"`{start}`" if start else ""]))
+    return "\n".join(lines)
+
+
+def _needed_recipes(name: str) -> set[str]:
+    """The recipes that one starts from or learns from, and theirs."""
+    recipe = read_values(name)
+    named = {recipe.get("start"), (recipe.get("distill") or {}).get("teacher")} - {None}
+    return named.union(*(_needed_recipes(other) for other in named))
+
+
 def pages() -> dict[Path, dict[str, str]]:
     """Page -> name of each table on it -> the table."""
     studies = read_studies()
     of_results = {
         study: study_table(studies[study], name, studies.get(FIRST_GRIDS.get(study, ""), {}))
         for study, name in REFERENCES.items()
+        if study in studies
     }
     of_results["methods"] = methods_table(studies["methods"])
     of_results["training-speed"] = speed_table()
     headline = {"inference": inference_table(), "accuracy": accuracy_table(studies)}
-    return {ROOT / "README.md": headline, HERE / "README.md": of_results}
+    return {
+        ROOT / "README.md": headline,
+        HERE / "README.md": of_results,
+        ROOT / "docs" / "imagenet.md": {"imagenet-recipes": recipes_table()},
+    }
 
 
 def with_tables(text: str, tables: Mapping[str, str]) -> str:
@@ -347,7 +412,7 @@ def with_tables(text: str, tables: Mapping[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="into README.md and results/README.md")
+    parser.add_argument("--write", action="store_true", help="into the pages")
     write = parser.parse_args().write
     for page, tables in pages().items():
         if write:

@@ -89,7 +89,10 @@ NEEDS_TORCH = [
 
 # One method among others. These may name it: its own code, its kernels, its paper's experiments, and the demo.
 LNS = re.compile(r"\b(LNS|lns|MappedSign)\b")
-MAY_NAME_LNS = ("methods/", "kernels/", "recipes/", "study/paper.py", "demo.py")
+MAY_NAME_LNS = (
+    *("methods/", "kernels/", "recipes/", "study/paper.py", "study/imagenet.py"),
+    "demo.py",
+)
 
 MOST_FILES_OF_TRAIN = 14
 MOST_LINES = 400

@@ -54,9 +54,11 @@ def raw() -> dict[str, bytes]:
 
 
 def all_rows() -> Iterator[dict[str, str]]:
-    for path in sorted(RESULTS.rglob("runs.csv")):
+    """Each with the folder of its run in the archives."""
+    for path in sorted(RESULTS.glob("*/runs.csv")):
         with open(path, newline="", encoding="utf-8") as file:
-            yield from csv.DictReader(file)
+            for row in csv.DictReader(file):
+                yield {**row, "raw": f"{path.parent.name}/{row['raw']}"}
 
 
 def test_there_are_few_files_and_they_are_small() -> None:
@@ -88,10 +90,10 @@ def test_every_mean_on_the_pages_is_that_of_some_runs(tables: ModuleType) -> Non
     known = set()
     for arms in tables.read_studies().values():
         for arm in arms.values():
-            known |= {f.mean_std() for f in (arm.figures, arm.paper) if f is not None}
+            known |= {f.mean_std() for f in (arm.figures, arm.top5, arm.paper) if f is not None}
     for page in PAGES:
         unknown = set(MEAN_STD.findall(page.read_text(encoding="utf-8"))) - known
-        assert not unknown, f"{page.name}: no arm in results/*/*/runs.csv has {unknown}"
+        assert not unknown, f"{page.name}: no arm in results/*/runs.csv has {unknown}"
 
 
 def test_links_into_the_results_lead_somewhere() -> None:
@@ -119,7 +121,7 @@ def test_every_row_is_that_of_its_run(raw: dict[str, bytes]) -> None:
 
 
 def check_row(row: dict[str, str], raw: dict[str, bytes]) -> None:
-    folder = f"cifar10/{row['raw']}"
+    folder = row["raw"]
     saved = json.loads(raw[f"{folder}/recipe.json"])
     assert saved["seed"] == int(row["seed"])
     assert folder.endswith(f"/seed-{row['seed']}")
@@ -137,6 +139,7 @@ def check_row(row: dict[str, str], raw: dict[str, bytes]) -> None:
     assert len(metrics) == saved["recipe"]["epochs"]
     result = json.loads(raw[f"{folder}/result.json"])
     assert float(row["accuracy"]) == result["accuracy"] == metrics[-1]["accuracy"]
+    assert row["top5"] == str(result.get("top5") or "")
     assert float(row["seconds"]) == result["seconds"]
     assert row["dirty"] == ("true" if result["dirty"] else "")
     for key in ("device", "torch", "unflip", "commit", "precision", "finished"):
@@ -159,7 +162,7 @@ def test_a_row_that_is_not_of_its_run_is_found(
 def test_no_run_is_left_out_and_none_is_in_a_study_twice(raw: dict[str, bytes]) -> None:
     rows = list(all_rows())
     runs = {str(Path(path).parent) for path in raw if path.endswith("/recipe.json")}
-    assert {f"cifar10/{row['raw']}" for row in rows} == runs
+    assert {row["raw"] for row in rows} == runs
     keys = [(row["study"], row["arm"], row["seed"]) for row in rows]
     assert len(set(keys)) == len(keys)
 
@@ -221,9 +224,10 @@ def test_the_report_is_made_from_the_archives_alone(tmp_path: Path) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(tmp_path, filter="data")
     makefile = (ROOT / "Makefile").read_text()
-    found = re.search(r"^STUDIES := (.*)$", makefile, re.M)
-    assert found is not None
-    sources = [tmp_path / "cifar10" / name for name in found[1].split()]
+    lists = re.findall(r"^(CIFAR10|IMAGENETTE) :=(.*)$", makefile, re.M)
+    sources = [
+        tmp_path / images.lower() / name for images, names in lists for name in names.split()
+    ]
     assert sorted(sources) == sorted(path.parent for path in tmp_path.rglob("study.json"))
     data = report_data(sources)
     page = render(data)

@@ -86,6 +86,10 @@ def test_a_study_by_one_command(unflip: Start) -> None:
         (["controls", "--baseline", "there"], "there/seed-0 is not a finished run"),
         (["beyond", "--baseline", "there"], "study beyond has no baseline: leave out --baseline"),
         (["ablation", "--data", "nowhere"], "nowhere"),
+        (
+            ["imagenet-resnet18"],
+            "no images: give --data imagenet.pack (unflip data pack IMAGENET_FOLDER imagenet.pack)",
+        ),
         (["methods", "--epochs", "1", "--only", "lns"], "unknown method to compare 'lns'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

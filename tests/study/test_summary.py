@@ -42,11 +42,11 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
         "kept",
         "runs",
     )
-    of_methods = ("memory_bits", "flops", "seconds_per_epoch")
+    of_some = ("top5", "top5_std", "memory_bits", "flops", "seconds_per_epoch")
     for arm in saved["arms"]:
-        assert list(arm) == [*arm_keys, "mean", "std", "best", *of_methods]
+        assert list(arm) == [*arm_keys, "mean", "std", "best", *of_some]
         assert (tmp_path / arm["folder"] / "seed-0" / "result.json").exists()
-        run_keys = ("seed", "accuracy", "best_accuracy", "epochs", "seconds", "stopped")
+        run_keys = ("seed", "accuracy", "best_accuracy", "epochs", "seconds", "stopped", "top5")
         assert all(list(run) == list(run_keys) for run in arm["runs"])
         values = [run["accuracy"] for run in arm["runs"]]
         assert arm["mean"] == statistics.fmean(values)

@@ -21,6 +21,9 @@ Device = Annotated[
 EvaluateEvery = Annotated[
     int, typer.Option(min=1, help="Measure accuracy in every N-th epoch, and in the last.")
 ]
+Compile = Annotated[
+    bool, typer.Option(help="On a GPU: compile steps. Without it a run starts sooner.")
+]
 ImageWorkers = Annotated[
     int | None,
     typer.Option(

@@ -80,17 +80,17 @@ AtOnce = Annotated[
 def _experiments() -> dict[str, Any]:
     """name -> command. Every experiment of the paper is a command, all with the same options."""
     needs("a study", "torch")
-    from unflip.study.paper import EXPERIMENTS
+    from unflip.study import imagenet, paper
 
     group = typer.Typer(rich_markup_mode=None)
-    for experiment in EXPERIMENTS.values():
+    for experiment in (*paper.EXPERIMENTS.values(), *imagenet.EXPERIMENTS.values()):
         group.command(experiment.name, help=experiment.help())(_command(experiment))
     return dict(get_group(group).commands)
 
 
 def _command(experiment: Experiment) -> Any:
     def command(
-        seeds: Seeds = 5,
+        seeds: Seeds = experiment.seeds,
         only: Only = None,
         epochs_scale: EpochsScale = 1.0,
         override: Overrides = None,
@@ -128,6 +128,7 @@ def _command(experiment: Experiment) -> Any:
         if tables_only:
             _tables(chosen, only)
         else:
+            _require_images(chosen, data)
             _run(
                 chosen,
                 data,
@@ -137,6 +138,13 @@ def _command(experiment: Experiment) -> Any:
             )
 
     return command
+
+
+def _require_images(chosen: Study, data: Path | None) -> None:
+    if chosen.pack and data is None and chosen.arms[0].recipe.data.name == "images":
+        raise ValueError(
+            f"study {chosen.name} has no images: give --data {chosen.pack.file} ({chosen.pack.command})"
+        )
 
 
 def _tables(chosen: Study, only: list[str] | None) -> None:

@@ -44,9 +44,7 @@ def train(
     seeds: Annotated[int, typer.Option(min=1, help="Train seeds 0..N-1 side by side.")] = 1,
     device: Device = None,
     eager: Annotated[bool, typer.Option(help="On a GPU: no compilation, no CUDA graph.")] = False,
-    compile: Annotated[
-        bool, typer.Option(help="On a GPU: compile steps. Without it a run starts sooner.")
-    ] = True,
+    compile: Compile = True,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard files.")] = False,
     evaluate_every: EvaluateEvery = 1,
     image_workers: ImageWorkers = None,

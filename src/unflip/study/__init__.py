@@ -14,6 +14,9 @@ table.py        table.md
 figures.py      curves, sweeps and differences as SVG
 experiment.py   an experiment of a paper as a study
 paper.py        the paper's experiments on CIFAR-10
+imagenet.py     the paper's tables on ImageNet, and the same on Imagenette
+pack.py         the packs of these, and the hours of their recipes
+counting.py     memory and FLOPs of an arm's network
 compare.py      given recipes as a study
 methods.py      every method on one recipe
 autobnn.py      AutoBNN's search of widths

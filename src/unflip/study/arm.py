@@ -16,7 +16,8 @@ from unflip.study.summary import Paper
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of a table. ``start`` is the arm whose runs give the first weights, seed by seed."""
+    """One row of a table. ``start`` is the arm whose runs give the first weights, seed by seed; ``teacher`` is the arm
+    whose first seed it learns from."""
 
     name: str
     label: str
@@ -27,6 +28,8 @@ class Arm:
     finished_in: Path | None = None  # finished runs of another folder: read, never trained
     trained_otherwise: bool = False  # the recipe is that of the finished runs, not the study's
     kept: tuple[str, ...] = ()  # overrides that it ignores, because it is about that field
+    teacher: str | None = None
+    once: bool = False  # trained for the first seed only: a teacher of other arms
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Draft:
     x: float | None = None
     derived: Callable[[Recipe], Sequence[str]] | None = None
     keeps: tuple[str, ...] = ()
+    teacher: str | None = None
+    once: bool = False
 
 
 def make_arms(
@@ -84,6 +89,8 @@ def make_arms(
                 draft.paper,
                 draft.x,
                 kept=tuple(o for o in overrides if _fits(o, plain) and _keeps(o, draft, changes)),
+                teacher=draft.teacher,
+                once=draft.once,
             )
         )
     for override in overrides:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unflip.recipes.load import load_recipe, read_values
-from unflip.recipes.schema import Data, Recipe
+from unflip.recipes.schema import Recipe
 from unflip.runs.run import Run
 from unflip.study.arm import Arm, Draft, make_arms, options
+from unflip.study.pack import Pack
 from unflip.study.study import Study
 
 BASELINE = "baseline"
@@ -20,7 +21,8 @@ OPEN = ("shortcut", "order", "pixels")  # options of ResNet-20 that the paper le
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of the paper. ``defaults`` change every recipe; ``about`` is for the command's help."""
+    """One table or figure of the paper. ``defaults`` change every recipe; ``about`` is for the command's help;
+    ``seeds`` is the default of --seeds."""
 
     name: str
     title: str
@@ -28,11 +30,13 @@ class Experiment:
     drafts: tuple[Draft, ...]
     defaults: tuple[str, ...] = ()
     reference: str | None = None
+    pack: Pack | None = None  # the images, if they are not CIFAR-10
+    seeds: int = 5
 
     def study(
         self,
         out: Path,
-        seeds: int = 5,
+        seeds: int | None = None,
         *,
         epochs_scale: float = 1.0,
         overrides: Sequence[str] = (),
@@ -41,10 +45,13 @@ class Experiment:
         tables_only: bool = False,
     ) -> Study:
         """The experiment in a folder. ``baseline`` is a folder with finished runs of the baseline, seed-0 and so on;
-        with ``tables_only`` some seeds may be missing. ``teacher`` is the finished run that arms with distill use."""
-        arms = make_arms(self.drafts, self.defaults, overrides, epochs_scale)
+        with ``tables_only`` some seeds may be missing. ``teacher`` is the finished run that arms with distill use,
+        instead of one that the study trains."""
+        seeds = self.seeds if seeds is None else seeds
+        drafts = _with_teacher(self.drafts) if teacher else self.drafts
+        arms = make_arms(drafts, self.defaults, overrides, epochs_scale)
         if baseline is not None:
-            if BASELINE not in (draft.name for draft in self.drafts):
+            if BASELINE not in (draft.name for draft in drafts):
                 raise ValueError(
                     f"study {self.name} has no baseline: leave out --baseline {baseline}"
                 )
@@ -53,11 +60,13 @@ class Experiment:
                 _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
             ]
         words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
+        if teacher and drafts != self.drafts:
+            words.append("--teacher DIR")
         if any(arm.trained_otherwise for arm in arms):  # else the command trains the same one
             words.append("--baseline DIR")
         return Study(
             self.name,
-            tuple(_comparable(*pair) for pair in zip(arms, self.drafts, strict=True)),
+            tuple(_comparable(*pair) for pair in zip(arms, drafts, strict=True)),
             out,
             tuple(range(seeds)),
             self.title,
@@ -67,24 +76,50 @@ class Experiment:
             teacher,
             tuple(overrides),
             epochs_scale,
+            self.pack,
         )
 
     def help(self) -> str:
         """The command's help; its example can be run as it is."""
-        values = [read_values(draft.source, draft.changes) for draft in self.drafts]
-        pairs = zip(self.drafts, values, strict=True)
-        learning = [draft.name for draft, recipe in pairs if recipe.get("distill")]
+        values = {draft.name: read_values(draft.source, draft.changes) for draft in self.drafts}
+        given = [
+            draft.name
+            for draft in self.drafts
+            if values[draft.name].get("distill") and not draft.teacher
+        ]
         train = " ".join(["unflip train", TEACHER, *self.defaults])
-        needed = f"With a teacher: {', '.join(learning)}; --teacher ({train})."
-        first = f"unflip study {self.name} --epochs-scale 0.05 --seeds 2 --data DIR"
-        without = f" --only {self.reference}" if learning else ""
+        needed = f"With a teacher: {', '.join(given)}; --teacher ({train})."
         parts = [
             self.about,
             f"Arms: {', '.join(draft.name for draft in self.drafts)}.",
-            *([needed] if learning else []),
-            f"Leaves study.json, table.md and figures (SVG) beside the runs. A first look: {first}{without}",
+            *([needed] if given else []),
+            *(self._help_on_time(self.pack, values) if self.pack else []),
+            f"Leaves study.json, table.md and figures (SVG) beside the runs. A first look: {self._first_look(given)}",
         ]
         return "\n\n".join(parts)
+
+    def _first_look(self, given_a_teacher: Sequence[str]) -> str:
+        seeds, data = (1, self.pack.file) if self.pack else (2, "DIR")
+        words = f"unflip study {self.name} --epochs-scale 0.05 --seeds {seeds} --data {data}"
+        return f"{words} --only {self.reference}" if given_a_teacher or self.pack else words
+
+    def _help_on_time(self, pack: Pack, recipes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        each = {name: pack.hours(recipe) for name, recipe in recipes.items()}
+        unit, times = ("Hours", 1) if max(each.values()) >= 1 else ("Minutes", 60)
+        listed = ", ".join(f"{name} {needed * times:.1f}" for name, needed in each.items())
+        return [
+            f"--data takes the pack of the images ({pack.command}) or their folder.",
+            f"{unit} per run at {pack.images_per_second:,} images/s: {listed}; "
+            f"together {sum(each.values()) * times:.1f}. "
+            "--only ARM trains one arm and the arms that it needs. --seeds N trains N seeds of each arm; a teacher has "
+            "one. The same command resumes after a stop.",
+        ]
+
+
+def _with_teacher(drafts: Sequence[Draft]) -> tuple[Draft, ...]:
+    """The drafts for a study whose teacher is given: it does not train one."""
+    trained = {draft.teacher for draft in drafts}
+    return tuple(replace(draft, teacher=None) for draft in drafts if draft.name not in trained)
 
 
 def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
@@ -120,7 +155,7 @@ def _comparable(arm: Arm, draft: Draft) -> Arm:
     """Drop the paper's figures unless the arm has its test images, size of network and number of epochs."""
     meant = load_recipe(draft.source, list(draft.changes))
     same = (
-        arm.recipe.data == Data(name="cifar10")
+        arm.recipe.data == meant.data
         and arm.recipe.epochs == meant.epochs
         and _size(arm.recipe) == _size(meant)
     )
@@ -138,6 +173,7 @@ def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
         for kind, epochs in (
             ("from scratch", _epochs(arms, None)),
             ("from the baseline", _epochs(arms, BASELINE)),
+            ("from another arm", _epochs(arms, *_other_starts(arms))),
         )
         if epochs
     )
@@ -147,8 +183,12 @@ def _epochs_note(arms: Sequence[Arm], scale: float) -> str:
     return f"{text}; {'the latter ' if given else ''}{scale:g} × those of the recipes."
 
 
-def _epochs(arms: Sequence[Arm], start: str | None) -> str:
-    found = {epochs for arm in arms if arm.start == start for epochs in _trained(arm)}
+def _other_starts(arms: Sequence[Arm]) -> set[str]:
+    return {arm.start for arm in arms if arm.start not in (None, BASELINE)}
+
+
+def _epochs(arms: Sequence[Arm], *starts: str | None) -> str:
+    found = {epochs for arm in arms if arm.start in starts for epochs in _trained(arm)}
     return " or ".join(map(str, sorted(found)))
 
 

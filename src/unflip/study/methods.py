@@ -5,20 +5,15 @@ Methods that correct an already trained network are left out: they cannot be tra
 
 from __future__ import annotations
 
-import functools
 import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from unflip import methods
-from unflip.cost import cost
-from unflip.data.spec import InputSpec
-from unflip.recipes.build import build_model
 from unflip.recipes.schema import Recipe
 from unflip.study.arm import Arm, options
+from unflip.study.counting import count
 from unflip.study.output import summarize, write
 from unflip.study.runner import StudyEngine, run_study
 from unflip.study.study import Study
@@ -98,13 +93,16 @@ def study_methods(
     """
     study = methods_study(recipe, out, names, seeds, overrides, source)
     spec = recipe.data.load(data).spec
-    cost_of = functools.cache(lambda arm: _cost(study.arm(arm), spec))
 
     def output(study: Study, last: bool) -> Summary:
         summary = summarize(study)
         arms = tuple(
             found.model_copy(
-                update={**cost_of(arm.name), "seconds_per_epoch": _seconds(study, arm)}
+                update={
+                    "memory_bits": count(arm.recipe, spec).memory_bits,
+                    "flops": count(arm.recipe, spec).flops,
+                    "seconds_per_epoch": _seconds(study, arm),
+                }
             )
             for arm, found in zip(study.arms, summary.arms, strict=True)
         )
@@ -113,13 +111,6 @@ def study_methods(
         return summary
 
     return run_study(study, data, only=names, engine=engine, options=run_options, output=output)
-
-
-def _cost(arm: Arm, spec: InputSpec) -> dict[str, float]:
-    with torch.device("meta"):  # only shapes matter
-        model = build_model(arm.recipe, spec, seed=0)
-        spent = cost(model, torch.empty(1, *spec.shape))
-    return {"memory_bits": spent.memory_bits, "flops": spent.flops}
 
 
 def _seconds(study: Study, arm: Arm) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unflip.recipes.command import train_command, with_seeds
 from unflip.runs.files import write_atomically
@@ -16,6 +16,9 @@ from unflip.study.summary import ArmSummary, Summary
 from unflip.study.table import table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from unflip.runs.run import Outcome
     from unflip.study.arm import Arm
     from unflip.study.study import Study
 
@@ -57,11 +60,11 @@ def summarize(study: Study) -> Summary:
 
 
 def _summarize_arm(study: Study, arm: Arm) -> ArmSummary:
-    found = [study.outcome(arm, seed) for seed in study.seeds]
+    found = [study.outcome(arm, seed) for seed in study.seeds_of(arm)]
     runs = tuple(outcome for outcome in found if outcome is not None)
     values = {run.seed: run.accuracy for run in runs if run.accuracy is not None}
-    seeds = 1 + max(values, default=len(study.seeds) - 1)
-    return ArmSummary(
+    seeds = 1 + max(values, default=len(study.seeds_of(arm)) - 1)
+    summary = ArmSummary(
         name=arm.name,
         label=arm.label,
         folder=os.path.relpath(study.folder(arm), study.out),
@@ -76,6 +79,25 @@ def _summarize_arm(study: Study, arm: Arm) -> ArmSummary:
         std=statistics.stdev(values.values()) if len(values) > 1 else None,
         best=max(values.values(), default=None),
     )
+    return summary.model_copy(update=_more(study, arm, runs)) if study.pack else summary
+
+
+def _more(study: Study, arm: Arm, runs: Sequence[Outcome]) -> dict[str, Any]:
+    """Further columns of a study of ImageNet's kind. Published figures are left out beside other classes."""
+    from unflip.study.counting import count  # needs torch
+
+    assert study.pack is not None
+    top5 = [run.top5 for run in runs if run.top5 is not None]
+    found: dict[str, Any] = {
+        "top5": statistics.fmean(top5) if top5 else None,
+        "top5_std": statistics.stdev(top5) if len(top5) > 1 else None,
+    }
+    inputs = study.inputs
+    if inputs is not None:
+        spent = count(arm.recipe, inputs)
+        found |= {"memory_bits": spent.memory_bits, "flops": spent.flops}
+        found |= {"paper": None} if len(inputs.classes) != study.pack.classes else {}
+    return found
 
 
 def _command(study: Study, arm: Arm, seeds: int) -> str:
@@ -83,5 +105,6 @@ def _command(study: Study, arm: Arm, seeds: int) -> str:
     if arm.trained_otherwise:  # the study's own command would train another recipe
         return with_seeds(train_command(arm.recipe), range(seeds))
     command = study.command.replace(f"--seeds {len(study.seeds)}", f"--seeds {seeds}", 1)
-    teacher = " --teacher DIR" if arm.recipe.distill else ""
+    given = arm.recipe.distill and not arm.teacher
+    teacher = " --teacher DIR" if given else ""
     return f"{command}{teacher} --only {arm.name}".strip()

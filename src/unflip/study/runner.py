@@ -15,6 +15,7 @@ import torch
 from unflip.data import Dataset
 from unflip.hints import known
 from unflip.runs import provenance
+from unflip.runs.run import Run
 from unflip.study.arm import Arm
 from unflip.study.output import write_results
 from unflip.study.study import Study
@@ -34,7 +35,8 @@ Batch = list[tuple[Arm, list[int]]]  # arms and seeds that are trained side by s
 class StudyEngine:
     """Where the runs of a study are trained.
 
-    together  in this process, ``at_once`` runs side by side (None: the seeds of one arm; on a GPU 10)
+    together  in this process, ``at_once`` runs side by side (None: the seeds of one arm; on a GPU 10, if images are
+              small)
     pool      in ``workers`` processes, each with ``at_once`` runs
     ray       the same on a Ray cluster
     """
@@ -115,7 +117,7 @@ def write_tables(study: Study, output: Output = write_results) -> Summary:
     done = study.with_runs()
     if not done:
         for arm in study.arms:
-            for seed in study.seeds:
+            for seed in study.seeds_of(arm):
                 study.run(arm, seed).refuse_other_recipe(arm.recipe.plain())
         raise ValueError(f"study {study.name}: {study.out} has no finished run")
     _warn_of_fewer_seeds(study)
@@ -153,17 +155,16 @@ def _refuse_others(
 
 
 def _start_resumes(study: Study, job: Job) -> bool:
-    """Whether the run that a job started from is the study's own and resumes: someone deleted its damaged result.json,
-    as the error message says."""
-    if job.start not in [study.folder(arm) for arm in study.arms]:
-        return False
-    run = replace(job, out=job.start).run
-    return not run.finished and bool(run.checkpoints)
+    """Whether a run that a job started from or learned from is the study's own and resumes: someone deleted its
+    damaged result.json, as the error message says."""
+    own = [study.folder(arm) for arm in study.arms]
+    seeds = ((job.start, job.seed), (job.teacher, study.seeds[0]))
+    runs = [Run.of_seed(folder, seed) for folder, seed in seeds if folder and folder in own]
+    return any(not run.finished and bool(run.checkpoints) for run in runs)
 
 
 def _say(study: Study, text: str) -> None:
-    total = len(study.arms) * len(study.seeds)
-    print(f"{study.name}: {text}; {study.left()} of {total} runs left", flush=True)
+    print(f"{study.name}: {text}; {study.left()} of {study.size} runs left", flush=True)
 
 
 def _warn_of_fewer_seeds(study: Study) -> None:
@@ -216,7 +217,8 @@ def _in_this_process(
     options: RunOptions,
     tell: Callable[[], object],
 ) -> None:
-    at_once = engine.at_once or (GPU_AT_ONCE if _on_gpu(options) else None)
+    small = study.pack is None  # networks for large images fill a GPU alone
+    at_once = engine.at_once or (GPU_AT_ONCE if small and _on_gpu(options) else None)
     while batch := next_batch(study.ready(), at_once):
         _say(study, ", ".join(f"{arm.name} ({_seeds(seeds)})" for arm, seeds in batch))
         train_jobs(_jobs(study, batch), images, options)

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from unflip.data.spec import InputSpec
 from unflip.hints import known
 from unflip.runs.run import Outcome, Run
 from unflip.study import needs
 from unflip.study.arm import Arm
+from unflip.study.pack import Pack
 from unflip.train.job import Job
 
 
@@ -36,6 +38,7 @@ class Study:
     teacher: Path | None = None  # of the arms that distill
     overrides: tuple[str, ...] = ()  # changes by the user, shown beside the figures
     epochs_scale: float = 1.0
+    pack: Pack | None = None  # of ImageNet's kind: the table has more columns
 
     def __post_init__(self) -> None:
         if not self.arms or not self.seeds:
@@ -44,10 +47,11 @@ class Study:
             earlier = [a.name for a in self.arms[:i]]
             if arm.name in earlier:
                 raise ValueError(f"study {self.name}: two arms are called {arm.name!r}")
-            if arm.start is not None and arm.start not in earlier:
-                raise ValueError(
-                    f"study {self.name}: arm {arm.name!r} starts from {arm.start!r}, which should come before it"
-                )
+            for needed, how in ((arm.start, "starts"), (arm.teacher, "learns")):
+                if needed is not None and needed not in earlier:
+                    raise ValueError(
+                        f"study {self.name}: arm {arm.name!r} {how} from {needed!r}, which should come before it"
+                    )
             if arm.recipe.data != self.arms[0].recipe.data:
                 raise ValueError(
                     f"study {self.name}: {arm.name} has data {arm.recipe.data}, {self.arms[0].name} has "
@@ -63,14 +67,28 @@ class Study:
     def run(self, arm: Arm, seed: int) -> Run:
         return Run.of_seed(self.folder(arm), seed)
 
+    @property
+    def inputs(self) -> InputSpec | None:
+        """The inputs that its runs recorded; None before the first run. All arms have the same."""
+        runs = (self.run(arm, seed) for arm in self.arms for seed in self.seeds_of(arm))
+        return next((run.inputs for run in runs if run.exists), None)
+
+    def seeds_of(self, arm: Arm) -> tuple[int, ...]:
+        return self.seeds[:1] if arm.once else self.seeds
+
+    @property
+    def size(self) -> int:
+        """How many runs it has, over or not."""
+        return sum(len(self.seeds_of(arm)) for arm in self.arms)
+
     def only(self, names: Sequence[str]) -> Study:
-        """These arms, and those they start from."""
+        """These arms, and those they start from and learn from."""
         wanted: set[str] = set()
-        for name in names:
-            arm: Arm | None = self.arm(name)
-            while arm is not None:
-                wanted.add(arm.name)
-                arm = self.arm(arm.start) if arm.start else None
+        left = [self.arm(name).name for name in names]
+        while left:
+            arm = self.arm(left.pop())
+            wanted.add(arm.name)
+            left += [name for name in (arm.start, arm.teacher) if name]
         return replace(self, arms=tuple(arm for arm in self.arms if arm.name in wanted))
 
     def shown(self, only: Sequence[str] = ()) -> Study:
@@ -84,7 +102,7 @@ class Study:
         return [arm.name for arm in self.arms if self._done(arm) and not self.another_recipe(arm)]
 
     def _done(self, arm: Arm) -> list[Run]:
-        runs = [self.run(arm, seed) for seed in self.seeds]
+        runs = [self.run(arm, seed) for seed in self.seeds_of(arm)]
         return [run for run in runs if run.finished or run.stopped is not None]
 
     def another_recipe(self, arm: Arm) -> list[str]:
@@ -94,7 +112,7 @@ class Study:
         return next((lines for lines in differ if lines), [])
 
     def outcome(self, arm: Arm, seed: int) -> Outcome | None:
-        """None while the run is not over. A run is also over if the run it starts from has stopped."""
+        """None while the run is not over. A run is also over if one that it needs has stopped."""
         blocked = self._blocked(arm, seed)
         return Outcome(seed, stopped=blocked) if blocked else self.run(arm, seed).outcome
 
@@ -103,44 +121,54 @@ class Study:
         return run.finished or run.stopped is not None or self._blocked(arm, seed) is not None
 
     def _blocked(self, arm: Arm, seed: int) -> str | None:
-        if arm.start is None:
-            return None
-        start = self.arm(arm.start)
-        reason = self.run(start, seed).stopped or self._blocked(start, seed)
-        return f"{start.name}, which it starts from, stopped: {reason}" if reason else None
+        for needed, its_seed, how in self._needed(arm, seed):
+            reason = self.run(needed, its_seed).stopped or self._blocked(needed, its_seed)
+            if reason:
+                return f"{needed.name}, which it {how} from, stopped: {reason}"
+        return None
+
+    def _needed(self, arm: Arm, seed: int) -> list[tuple[Arm, int, str]]:
+        """The arms and seeds whose runs must be finished before this one begins."""
+        found = [(self.arm(arm.start), seed, "starts")] if arm.start else []
+        return found + [(self.arm(t), self.seeds[0], "learns") for t in (arm.teacher,) if t]
 
     def left(self) -> int:
         """How many runs are not over."""
-        return sum(not self.over(arm, seed) for arm in self.arms for seed in self.seeds)
+        return sum(len(self._not_over(arm)) for arm in self.arms)
+
+    def _not_over(self, arm: Arm) -> list[int]:
+        return [seed for seed in self.seeds_of(arm) if not self.over(arm, seed)]
 
     def ready(self) -> list[tuple[Arm, list[int]]]:
-        """Arms with the seeds that can be trained now: not over, and what they start from is finished."""
-        found = []
-        for arm in self.arms:
-            seeds = [s for s in self.seeds if not self.over(arm, s) and self._can_start(arm, s)]
-            if seeds:
-                found.append((arm, seeds))
-        return found
+        """Arms with the seeds that can be trained now: not over, and the runs that they need are finished."""
+        found = [
+            (arm, [s for s in self._not_over(arm) if self._can_start(arm, s)]) for arm in self.arms
+        ]
+        return [(arm, seeds) for arm, seeds in found if seeds]
 
     def _can_start(self, arm: Arm, seed: int) -> bool:
-        if arm.start is None:
-            return True
-        return self.run(self.arm(arm.start), seed).finished
+        return all(self.run(needed, its).finished for needed, its, _ in self._needed(arm, seed))
 
     def jobs(self, arm: Arm, seeds: Sequence[int]) -> list[Job]:
         start = self.folder(self.arm(arm.start)) if arm.start else None
-        teacher = self.teacher if arm.recipe.distill else None
+        teacher = self._teacher(arm)
         return [Job(arm.recipe, seed, self.folder(arm), start, teacher) for seed in seeds]
+
+    def _teacher(self, arm: Arm) -> Path | None:
+        """The folder of the arm that it learns from, or the one that the user gave."""
+        if arm.recipe.distill is None:
+            return None
+        return self.folder(self.arm(arm.teacher)) if arm.teacher else self.teacher
 
     def jobs_over(self) -> list[Job]:
         """The runs that are over."""
-        arms = [(arm, [s for s in self.seeds if self.over(arm, s)]) for arm in self.arms]
+        arms = [(arm, [s for s in self.seeds_of(arm) if self.over(arm, s)]) for arm in self.arms]
         return [job for arm, seeds in arms for job in self.jobs(arm, seeds)]
 
     def check_folders(self) -> None:
         """Refuse folders that hold something else, before anything is trained."""
         for arm in self.arms:
-            for seed in self.seeds:
+            for seed in self.seeds_of(arm):
                 run = self.run(arm, seed)
                 if arm.finished_in is None:
                     run.refuse_other_recipe(arm.recipe.plain())
@@ -154,11 +182,12 @@ class Study:
 
     def _check_needs(self, arm: Arm) -> None:
         """Check what the arm's runs need and the study does not train; runs that are over need nothing any more."""
-        left = [seed for seed in self.seeds if not self.over(arm, seed)]
+        left = self._not_over(arm)
         if not left:
             return
-        if arm.recipe.distill:
-            needs.check_teacher(self.teacher, arm)
+        trained_here = arm.teacher and not self.run(self.arm(arm.teacher), self.seeds[0]).finished
+        if arm.recipe.distill and not trained_here:
+            needs.check_teacher(self._teacher(arm), arm)
         start = self.arm(arm.start) if arm.start else None
         if start is not None:
             runs = [self.run(start, seed) for seed in left]

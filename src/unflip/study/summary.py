@@ -33,10 +33,12 @@ class Paper:
     mean: float
     std: float | None = None
     best: float | None = None
+    top5: float | None = None
 
 
 class ArmSummary(_Part):
-    """One row of a study. Only ``unflip study methods`` fills in the last three."""
+    """One row of a study. Studies of ImageNet's kind fill in top-5, memory and FLOPs; ``unflip study methods`` the last
+    three."""
 
     name: str
     label: str
@@ -51,6 +53,8 @@ class ArmSummary(_Part):
     mean: Maybe = None
     std: Maybe = None
     best: Maybe = None
+    top5: Maybe = None  # mean
+    top5_std: Maybe = None
     memory_bits: Maybe = None
     flops: Maybe = None
     seconds_per_epoch: Maybe = None

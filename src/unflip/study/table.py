@@ -2,32 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from unflip.study.comparison import difference_in_common
 from unflip.study.summary import ArmSummary, Summary
+
+COUNTING = (
+    "Memory: 1 bit per binary weight and base, 32 bits per other number, without BatchNorm's running statistics. "
+    "FLOPs: multiplications for one image; a 1-bit one counts 1/64 per bit of its input, one of a binary weight and "
+    "a float input 1/2."
+)
 
 
 def table(summary: Summary) -> str:
     """One row per arm: "best (mean ± std)" of the last epoch, and the paper's beside it."""
     reference = summary.arm(summary.reference)
-    paper = any(arm.paper for arm in summary.arms)
     tested = any(test.p is not None for test in (*summary.tests, *summary.paired))
-    heads = ["", "best (mean ± std), %", "runs"]
-    heads += ["paper, %"] if paper else []
-    heads += [f"against {reference.label}{' (p)' if tested else ''}"] if reference else []
+    columns = _columns(summary, reference, tested)
+    heads = ["", *columns]
     lines = [caption(summary), "", _row(heads), "|---" * len(heads) + "|"]
     for arm in summary.arms:
-        cells = [arm.label, _figures(arm), str(len(arm.accuracies))]
-        if paper:
-            known = arm.paper
-            cells.append(best_mean_std(known.best, known.mean, known.std) if known else "")
-        if reference:
-            cells.append(_against(reference, arm, summary))
-        lines.append(_row(cells))
+        lines.append(_row([arm.label, *(cell(arm) for cell in columns.values())]))
     if reference and tested:
         lines += ["", _footnote(reference, summary)]
+    if _counted(summary):
+        lines += ["", COUNTING]
     return "\n".join(lines) + "\n"
+
+
+def _columns(
+    summary: Summary, reference: ArmSummary | None, tested: bool
+) -> dict[str, Callable[[ArmSummary], str]]:
+    """Head -> what it shows of an arm."""
+    top5 = any(arm.top5 is not None for arm in summary.arms)
+    columns: dict[str, Callable[[ArmSummary], str]] = {
+        f"{'top-1, ' if top5 else ''}best (mean ± std), %": _figures
+    }
+    if top5:
+        columns["top-5, %"] = _top5
+    columns["runs"] = lambda arm: str(len(arm.accuracies))
+    if any(arm.paper for arm in summary.arms):
+        counted = _counted(summary)
+        columns["published, %" if counted else "paper, %"] = _top_figures if counted else _paper
+    if _counted(summary):
+        columns["memory, Mbit"] = lambda arm: f"{(arm.memory_bits or 0) / 1e6:,.1f}"
+        columns["FLOPs, M"] = lambda arm: f"{(arm.flops or 0) / 1e6:,.0f}"
+    if reference:
+        against = f"against {reference.label}{' (p)' if tested else ''}"
+        columns[against] = lambda arm: _against(reference, arm, summary)
+    return columns
+
+
+def _counted(summary: Summary) -> bool:
+    return any(arm.flops is not None for arm in summary.arms)
+
+
+def _paper(arm: ArmSummary) -> str:
+    known = arm.paper
+    return best_mean_std(known.best, known.mean, known.std) if known else ""
+
+
+def _top_figures(arm: ArmSummary) -> str:
+    """``53.1 / 77.0``: top-1 and, if it is known, top-5, with the decimals that papers give for ImageNet."""
+    known = (arm.paper.mean, arm.paper.top5) if arm.paper else ()
+    return " / ".join(f"{value:.1f}" for value in known if value is not None)
+
+
+def _top5(arm: ArmSummary) -> str:
+    return "" if arm.top5 is None else best_mean_std(None, arm.top5, arm.top5_std)
 
 
 def caption(summary: Summary) -> str:
