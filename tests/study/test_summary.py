@@ -46,7 +46,7 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
     for arm in saved["arms"]:
         assert list(arm) == [*arm_keys, "mean", "std", "best", *of_methods]
         assert (tmp_path / arm["folder"] / "seed-0" / "result.json").exists()
-        run_keys = ("seed", "accuracy", "best_accuracy", "epochs", "seconds", "stopped")
+        run_keys = ("seed", "accuracy", "best_accuracy", "epochs", "seconds", "stopped", "top5")
         assert all(list(run) == list(run_keys) for run in arm["runs"])
         values = [run["accuracy"] for run in arm["runs"]]
         assert arm["mean"] == statistics.fmean(values)
