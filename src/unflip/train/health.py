@@ -75,8 +75,8 @@ class Health:
         if accuracy >= expected - max(LEAST_GAP, GAP * expected):
             return None
         return (
-            f"epoch {epochs}: accuracy is {accuracy:.2f} %, far below the {expected:.2f} % of our own runs of "
-            f"{self.recipe.name}. Check that images and labels belong together, how images are normalized, and that "
+            f"epoch {epochs}: accuracy is {accuracy:.2f} %, far below the {expected:.2f} % that recipe "
+            f"{self.recipe.name} expects here. Check that images and labels belong together, how images are normalized, and that "
             f"batch_size={self.recipe.batch_size} and {self._rates()} are what was trained: batch_size is for all GPUs "
             "together."
         )
