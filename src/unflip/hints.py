@@ -15,6 +15,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "onnx": "onnx",
     "ray": "ray",
+    "pyarrow": "parquet",
 }
 
 

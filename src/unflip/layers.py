@@ -231,7 +231,7 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     """Binary input times binary weight, times the method's output factor if it has one.
 
     Trained and frozen layers share this function, so they cannot differ. Under autocast the product is computed in
-    half precision if that is exact, otherwise in full precision.
+    half precision if that can be exact, otherwise in full precision.
     """
     device = x.device.type
     if device == "meta" or not torch.is_autocast_enabled(device) or not layer.has_binary_weights:
@@ -251,11 +251,12 @@ def in_half(x: Tensor) -> bool:
 
 
 def scale_of_units(layer: Any, weight: Tensor) -> Tensor | None:
-    """The scale of the weights if products of signs with the input are exact in half precision; otherwise None."""
+    """The scale of the weights if the layer multiplies signs with −1, 0 and +1, which half precision holds; otherwise
+    None."""
     if not layer.has_binary_weights:
         return None
     code = layer.code()
-    exact = len(code.scales) == 1 and code.offset is None and weight[0].numel() <= EXACT_IN_HALF
+    exact = len(code.scales) == 1 and code.offset is None
     return code.scales[0] if exact and layer.input_binarizer.unit else None
 
 
@@ -269,17 +270,17 @@ def _multiply(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """The product of signs in half precision; the scale is applied after it."""
-    y = product_of_units(layer, x, weight, scale)
-    y = y * layer._output_view(scale.flatten())
+    """The product of signs, with the scale applied after it. The result has the type of that product."""
+    product = product_of_units(layer, x, weight, scale)
+    y = product * layer._output_view(scale.flatten())
     factor = layer.input_binarizer.output_scale(x.to(weight.dtype), layer)
     y = y if factor is None else y * factor
     y = y if layer.bias is None else y + layer._output_view(layer.bias)
-    return y.to(torch.float16)
+    return y.to(product.dtype)
 
 
 def product_of_units(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """A sum of at most 2048 values of −1, 0 and +1, which float16 holds exactly.
+    """A sum of values of −1, 0 and +1, exact: in float32 if there are too many for float16.
 
     The products are accumulated in float32. Weights are always binarized in full precision (half could change a
     sign).
@@ -288,8 +289,8 @@ def product_of_units(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Te
     fused = layer.fused_product if isinstance(layer, BinaryLayer) else None
     y = fused(layer, x, unit) if fused is not None else None
     if y is None:
-        binary = layer.input_binarizer(x).to(torch.float16)
-        y = layer._multiply(binary, unit.to(torch.float16), None)
+        holds = torch.float16 if weight[0].numel() <= EXACT_IN_HALF else torch.float32
+        y = layer._multiply(layer.input_binarizer(x).to(holds), unit.to(holds), None)
     return y
 
 

@@ -29,9 +29,10 @@ def _forget_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_shipped_sets() -> None:
-    assert data.names() == ["cifar10", "digits", "folder"]
+    assert data.names() == ["cifar10", "digits", "folder", "images"]
     options = {name: data.option_names(name) for name in data.names()}
-    assert options == {"cifar10": [], "digits": [], "folder": ["size"]}
+    images = ["size", "resize", "scale_min", "jitter", "lighting", "order"]
+    assert options == {"cifar10": [], "digits": [], "folder": ["size"], "images": images}
     for name in data.names():
         registry._check_signature(name, registry._loader(name))
 

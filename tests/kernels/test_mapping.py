@@ -7,7 +7,6 @@ from torch import nn
 from unflip import auxiliary_losses, binarize
 from unflip.kernels.check import Mismatch, check_mapping
 from unflip.kernels.mapping import fill, predict_together, shared_predictions
-from unflip.kernels.mapping_conv import operator as mapping_conv
 from unflip.layers import binary_layers
 
 
@@ -67,11 +66,6 @@ def test_layers_of_other_shapes_and_fixed_statistics_are_left_to_themselves():
     assert mapped[2][1].shared == []
 
 
-def _as_if_kernels_were_there(monkeypatch, predict):
-    monkeypatch.setattr(mapping_conv, "supports", lambda mapping, weight: True)
-    monkeypatch.setattr(mapping_conv, "predict_fused", predict)
-
-
 def _mapped_convolution():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 8, 3))
@@ -79,7 +73,7 @@ def _mapped_convolution():
     return model
 
 
-def test_a_hidden_value_within_rounding_of_zero_is_not_taken_for_a_wrong_kernel(monkeypatch):
+def test_a_hidden_value_within_rounding_of_zero_is_not_taken_for_a_wrong_kernel():
     model = _mapped_convolution()
     mapping = model[0].weight_binarizer.mapping
     hidden = []
@@ -89,7 +83,7 @@ def test_a_hidden_value_within_rounding_of_zero_is_not_taken_for_a_wrong_kernel(
         mapping.norm1.bias[0] -= hidden[0][0, 0, 0, 0] + 5e-7  # that value is now just below zero
     differences = []
 
-    def fused(mappings, weights, *, networks):
+    def fused(mappings, weights):
         predictions = []
         for one, weight in zip(mappings, weights, strict=True):
             plain = predict_together([one], [weight])[0]
@@ -105,16 +99,13 @@ def test_a_hidden_value_within_rounding_of_zero_is_not_taken_for_a_wrong_kernel(
             one.norm1.bias.data -= 1e-6
         return predictions
 
-    _as_if_kernels_were_there(monkeypatch, fused)
-    check_mapping(model, networks=1, backward=0.001)
+    check_mapping({"0": model[0]}, fused, backward=0.001)
     assert len(differences) == 2  # attempts
     assert differences[0] > 0.01 > 1e-5 > differences[1]
 
 
 @pytest.mark.parametrize("wrong", [0.97, float("nan")])
-def test_a_kernel_with_a_wrong_gradient_is_refused_however_often_it_is_looked_at(
-    monkeypatch, wrong
-):
+def test_a_kernel_with_a_wrong_gradient_is_refused_however_often_it_is_looked_at(wrong):
     class Off(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -124,11 +115,10 @@ def test_a_kernel_with_a_wrong_gradient_is_refused_however_often_it_is_looked_at
         def backward(ctx, grad):
             return wrong * grad
 
-    def fused(mappings, weights, *, networks):
+    def fused(mappings, weights):
         return [
             Off.apply(predict_together([m], [w])[0]) for m, w in zip(mappings, weights, strict=True)
         ]
 
-    _as_if_kernels_were_there(monkeypatch, fused)
     with pytest.raises(Mismatch, match=r"gradient . of 0 is off by"):
-        check_mapping(_mapped_convolution(), networks=1)
+        check_mapping({"0": _mapped_convolution()[0]}, fused)

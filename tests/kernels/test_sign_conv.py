@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unflip import methods
 from unflip.kernels import tuning
-from unflip.kernels.sign_conv import cuda_kernels, triton_launch
+from unflip.kernels.sign_conv import cuda_kernels, library, triton_launch
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.kernels.sign_conv.layer import fused_product
 from unflip.kernels.sign_conv.operator import sign_conv2d, supports
@@ -339,7 +339,8 @@ def test_supports() -> None:
     assert supports(x, weight, 1, 1)
     assert supports(x, weight, (2, 2), (1, 1), (1, 1), 1)
     assert supports((128, 224, 8, 8), (64, 224, 3, 3), 1, 1)
-    assert not supports((128, 240, 8, 8), (64, 240, 3, 3), 1, 1)  # 2160 terms
+    assert supports((128, 512, 7, 7), (512, 512, 3, 3), 1, 1)
+    assert not supports((1, 2**21, 3, 3), (16, 2**21, 3, 3), 1, 1)  # 2²⁴ · 9 / 8 terms
     assert not supports((128, 3, 32, 32), (16, 3, 3, 3), 1, 1)
     assert not supports(x, (10, 16, 3, 3), 1, 1)
     assert not supports(x, (16, 32, 3, 3), 1, 1)
@@ -355,14 +356,72 @@ def test_supports() -> None:
 
 
 def test_refusals_name_the_reason() -> None:
-    half = torch.zeros(1, 240, 4, 4, dtype=torch.float16)
-    with pytest.raises(ValueError, match="2160 terms"):
-        sign_conv2d(half, torch.ones(16, 240, 3, 3), 1, 1)
+    half = torch.zeros(1, 24, 4, 4, dtype=torch.float16)
+    with pytest.raises(ValueError, match="24 and 16 channels are not both multiples of 16"):
+        sign_conv2d(half, torch.ones(16, 24, 3, 3), 1, 1)
     with pytest.raises(TypeError, match=r"float32.*should be torch\.float16"):
         sign_conv2d(half[:, :16].float(), torch.ones(16, 16, 3, 3), 1, 1)
     wrong: Any = "02"
     with pytest.raises(ValueError, match="'02' is not one of pm1, 01, given"):
         sign_conv2d(half[:, :16], torch.ones(16, 16, 3, 3), 1, 1, wrong)
+
+
+@runs
+@pytest.mark.parametrize(
+    ("channels", "inputs", "expected"),
+    [
+        (224, "01", torch.float16),
+        (240, "pm1", torch.float16),  # 2160 terms: their sums are even
+        (240, "01", torch.float32),
+        (512, "pm1", torch.float32),
+    ],
+)
+def test_every_sum_of_a_wide_layer_is_exact(
+    channels: int, inputs: Any, expected: torch.dtype
+) -> None:
+    """With all signs alike the sums are the largest; with a few different they take values near it."""
+    x = torch.ones(2, channels, 3, 3, dtype=torch.float16, device=DEVICE)
+    x[1].view(-1)[:45] = -1.0 if inputs == "pm1" else 0.0
+    signs = torch.ones(16, channels, 3, 3, device=DEVICE)
+    for filter in range(16):
+        signs[filter, :filter, 1, 1] = -1.0
+    y, _, _ = fused(x, signs, torch.ones(2, 16, 3, 3, device=DEVICE).to(expected), 1, 1, inputs)
+    assert y.dtype == expected
+    binary = torch.where(x > 0.5, 1.0, -1.0 if inputs == "pm1" else 0.0).double()
+    assert torch.equal(y.double(), F.conv2d(binary, signs.double(), padding=1))
+
+
+@runs
+@every_kind
+@pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
+def test_large_layers_by_cudnn_are_the_same(
+    shape: tuple[int, ...], inputs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, signs, grad = example(shape)
+    stride, padding = shape[-2:]
+    if inputs == "given":
+        x = torch.where(x > 0.5, 1.0, -1.0).to(x)
+    ours = fused(x, signs, grad, stride, padding, inputs)
+    monkeypatch.setattr(library, "LARGE", 0.0)
+    large = fused(x, signs, grad, stride, padding, inputs)
+    assert torch.equal(ours[0], large[0])
+    expected = plainly(x, signs, grad, stride, padding, inputs)
+    for found, value, right in zip(large, ours, expected, strict=True):
+        assert found.stride() == value.stride()
+        assert found.dtype == value.dtype
+        assert error(found, right) < 2e-3
+    plus = torch.randn_like(x)
+    options = stride, padding, sign_conv.INPUTS.index(inputs), 1, False
+    added = sign_conv.input_gradient(grad, x, sign_conv.halves(signs), *options, plus)
+    assert error(added, expected[1] + plus.double()) < 2e-3
+
+
+def test_which_layers_are_large() -> None:
+    """All of ResNet-18 at ImageNet's size, none of ResNet-20 at CIFAR-10's."""
+    assert library.is_large((256, 64, 56, 56), (64, 64, 3, 3))
+    assert library.is_large((256, 512, 7, 7), (512, 256, 3, 3))
+    assert not library.is_large((128, 64, 8, 8), (64, 64, 3, 3))
+    assert not library.is_large((128, 16, 32, 32), (16, 16, 3, 3))
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -2,10 +2,11 @@
 
 `load` reads one by name, `register_data` adds one. An `ImageSet` holds all its images in memory: the
 sets that 1-bit networks are studied on fit in a GPU's memory, where training crops and flips them.
-A larger set implements `Dataset` and streams its batches (see `unflip.data.source`).
+A larger set implements `Dataset` and streams its batches (see `unflip.data.source`). `open_store` reads the
+encoded images of a large set from disk.
 
-Only `unflip.data.source` imports torch. scikit-learn and Pillow are imported only by the loaders
-that need them, when they read.
+Only `unflip.data.source` and `unflip.data.images_source` import torch. scikit-learn and Pillow are
+imported only by the loaders that need them, when they read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from unflip.data.image_set import ImageSet, channel_statistics, stratified_order
     from unflip.data.registry import load, names, option_names, register_data
     from unflip.data.spec import InputSpec
+    from unflip.data.store import ImageStore, open_store
 
 _HOMES = {
     "dataset": ("Dataset",),
@@ -26,6 +28,7 @@ _HOMES = {
     "image_set": ("ImageSet", "channel_statistics", "stratified_order"),
     "registry": ("load", "names", "option_names", "register_data"),
     "spec": ("InputSpec",),
+    "store": ("ImageStore", "open_store"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -33,10 +36,12 @@ __all__ = [
     "DataError",
     "Dataset",
     "ImageSet",
+    "ImageStore",
     "InputSpec",
     "channel_statistics",
     "load",
     "names",
+    "open_store",
     "option_names",
     "register_data",
     "stratified_order",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -47,22 +46,18 @@ class FolderPart(ListedPart):
         self.folders = folders
 
     def read(self, index: int) -> bytes:
-        path = self._path(index)
         try:
-            return path.read_bytes()
+            with open(self.name(index), "rb") as file:
+                return file.read()
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error}.") from error
+            raise DataError(f"{self.name(index)} cannot be read: {error.strerror}.") from error
 
     def name(self, index: int) -> str:
-        return str(self._path(index))
+        return f"{self.folders[self.labels[index]]}/{self.names[index]}"
 
-    @cached_property
     def lengths(self) -> Numbers:
-        paths = (self._path(index) for index in range(len(self)))
-        return np.array([os.stat(path).st_size for path in paths], dtype=np.int64)
-
-    def _path(self, index: int) -> Path:
-        return self.folders[self.labels[index]] / self.names[index]
+        names = (self.name(index) for index in range(len(self)))
+        return np.array([os.stat(name).st_size for name in names], dtype=np.int64)
 
 
 def find_train(folder: Path) -> Path | None:

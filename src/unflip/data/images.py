@@ -20,7 +20,7 @@ from unflip.data.image_set import stratified_order
 from unflip.data.spec import InputSpec
 from unflip.data.store import ImageStore, open_store
 from unflip.data.transforms import Transform, epoch_keys, epoch_order
-from unflip.data.workers import Batch, WorkerPool, default_workers
+from unflip.data.worker_pool import Batch, WorkerPool, default_workers
 
 if TYPE_CHECKING:
     import torch

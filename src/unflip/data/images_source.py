@@ -14,7 +14,7 @@ from torch import Tensor
 from unflip.data.decoder import Use
 from unflip.data.source import in_batches, numbers_of_part
 from unflip.data.transforms import Pixels
-from unflip.data.workers import Batch, WorkerPool
+from unflip.data.worker_pool import Batch, WorkerPool
 
 if TYPE_CHECKING:
     from unflip.data.images import ImagesDataset

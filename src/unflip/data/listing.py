@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -22,6 +22,7 @@ from unflip.data.hashes import classes_in_words, short_hash
 Labels = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int64]
 
+CHUNK = 16  # images; as many are lost for each worker process when packing is killed
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
 
@@ -70,20 +71,21 @@ class ListedPart(ABC):
     def name(self, index: int) -> str:
         """The path of the image, for messages. In a tar or Parquet file: path of the file/name inside it."""
 
-    @property
     @abstractmethod
-    def lengths(self) -> Numbers:
-        """Of each image in bytes."""
+    def lengths(self) -> Numbers | None:
+        """Of each image in bytes; None if all images would have to be read for it."""
 
-    def reading_order(self) -> Numbers:
-        """The numbers of the images in the order in which they are on the disk."""
-        return np.arange(len(self), dtype=np.int64)
+    def reading_chunks(self) -> list[Numbers]:
+        """The numbers of the images in the order in which they are on the disk, in pieces to be read at once."""
+        return in_chunks(np.arange(len(self), dtype=np.int64))
 
     def digest(self) -> str:
         """Number and hash. The contents are not read, which would take hours: names and lengths must do."""
         stems = "\0".join(stem(name) for name in self.names).encode("utf-8", "surrogateescape")
-        hashed = short_hash(self.labels, self.lengths, stems)
-        return f"{len(self):,} by name and length ({hashed})"
+        lengths = self.lengths()
+        if lengths is None:
+            return f"{len(self):,} by name ({short_hash(self.labels, stems)})"
+        return f"{len(self):,} by name and length ({short_hash(self.labels, lengths, stems)})"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class ListedStore:
 
 def stem(name: str) -> str:
     """What orders images within a class: the file name without folder and suffix."""
-    return PurePosixPath(name).name.partition(".")[0]
+    return name.rpartition("/")[2].partition(".")[0]
 
 
 def in_order(labels: Labels, names: Sequence[str], keys: Sequence[str]) -> Numbers:
@@ -129,10 +131,14 @@ def in_order(labels: Labels, names: Sequence[str], keys: Sequence[str]) -> Numbe
     return np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
 
 
+def in_chunks(numbers: Numbers, size: int = CHUNK) -> list[Numbers]:
+    return [numbers[begin : begin + size] for begin in range(0, len(numbers), size)]
+
+
 def is_image(name: str) -> bool:
     """By its suffix. Hidden files belong to tools: macOS leaves ._name.jpg, which is not an image, beside name.jpg."""
-    path = PurePosixPath(name)
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    file = name.rpartition("/")[2]
+    return file.lower().endswith(SUFFIXES) and not file.startswith(".")
 
 
 def entries(folder: Path, most: int = 8) -> str:

@@ -1,7 +1,7 @@
 """A worker process: takes pieces of batches from a pipe, decodes them into shared memory, reports on another pipe.
 
-``workers.py`` starts it and describes both pipes. All workers read the same pipe of tasks. A message is short enough to
-be written and read in one piece, so no lock is needed, and a worker that is killed cannot leave one locked.
+``worker_pool.py`` starts it. All workers read the same pipe of tasks. A message is short enough to be written and read
+in one piece, so no lock is needed, and a worker that is killed cannot leave one locked.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ sign_conv/     the binary convolution: sign, product and straight-through gradie
 stem_conv.py   a network's first convolution, of images, by the kernels of sign_conv
 norm/          PReLU, BatchNorm and shortcut after a binary convolution
 mapping.py     the weights that networks predict (LNS): computed once per step, and several layers together
-mapping_conv/  the kernels for those networks
+mapping_conv/  the kernels for those networks, for layers of up to 128 channels
+mapping_products.py  the same for wider layers, as matrix products on tensor cores
 tuning.py      measures blocks and kernels, and chooses the fastest
 nvrtc.py       compiles CUDA C++ at run time
 attach.py      attributes that a module has only inside a scope
@@ -14,11 +15,11 @@ attach.py      attributes that a module has only inside a scope
 The package knows only ``unflip.layers`` and ``unflip.methods``. There are no process-wide switches: the number of
 networks that train side by side, and whether CUDA C++ may be used, are arguments of every operator.
 
-Public: :class:`Kernels`, :class:`Trial`, :func:`shared_predictions`.
+Public: :class:`Kernels`, :class:`Trial`, :func:`prediction_kernels`, :func:`shared_predictions`.
 """
 
 from unflip.kernels.check import Trial
 from unflip.kernels.mapping import shared_predictions
-from unflip.kernels.scope import Kernels
+from unflip.kernels.scope import Kernels, prediction_kernels
 
-__all__ = ["Kernels", "Trial", "shared_predictions"]
+__all__ = ["Kernels", "Trial", "prediction_kernels", "shared_predictions"]

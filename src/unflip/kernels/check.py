@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from torch import Tensor, nn
 from unflip import layers
 from unflip.kernels import stem_conv
 from unflip.kernels.attach import attached
-from unflip.kernels.mapping import mapped_layers, predict_together
-from unflip.kernels.mapping_conv import operator as mapping_conv
+from unflip.kernels.mapping import predict_together
 from unflip.layers import BinaryConv2d, binary_layers
 from unflip.methods.mapping_network import MappingNetwork
 
@@ -85,28 +83,23 @@ def check_norm(trial: Trial, kernel: layers.FusedNorm) -> None:
 
 
 def check_mapping(
-    model: nn.Module,
-    networks: int,
+    mapped: Mapping[str, Any],
+    fused: layers.FusedPredict,
     forward: float = 3e-5,
     backward: float = 0.01,
     attempts: int = 4,
 ) -> None:
-    """Compare predictions by the kernels with :func:`predict_together`, in value and gradient.
+    """Compare predictions of layers by ``fused`` with :func:`predict_together`, in value and gradient.
 
     The value must have the precision of float32: TF32 would be off by ten times ``forward``. The gradient of a right
     kernel may be off: if a hidden value within rounding of zero falls on the other side of its ReLU, the gradients of a
     small layer change by 1 to 3 % (those of float32 against float64 too). Other attempts, with slightly different
     latent weights, tell the two cases apart: a wrong kernel is wrong there as well.
     """
-    mapped = [
-        (name, layer.weight, layer.weight_binarizer.mapping)
-        for name, layer in mapped_layers(model).items()
-        if mapping_conv.supports(layer.weight_binarizer.mapping, layer.weight)
-    ]
     if not mapped:
         return
-    names, weights, mappings = zip(*mapped, strict=True)
-    fused = partial(mapping_conv.predict_fused, networks=networks)
+    names, weights = list(mapped), [layer.weight for layer in mapped.values()]
+    mappings = [layer.weight_binarizer.mapping for layer in mapped.values()]
     wrong: dict[str, str] = {}
     for attempt in range(attempts):
         moved = _moved(weights, 0.01 * attempt)

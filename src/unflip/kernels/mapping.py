@@ -2,8 +2,8 @@
 
 A step needs f(W) twice, for the layer's bits and for the auxiliary loss. A network has one mapping per layer: on a GPU
 that is hundreds of kernels, each too small to fill it. Layers whose weights have the same shape go through their
-mappings at once, each convolution as one batched matrix product. Layers with ``fused_predict`` go through the kernels
-of ``mapping_conv`` instead, where 3×3 layers of all shapes are computed together.
+mappings at once, each convolution as one batched matrix product. Layers with ``fused_predict`` go through our kernels
+instead: narrow 3×3 layers of all shapes together (``mapping_conv``), wide ones one by one (``mapping_products.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unflip.kernels import mapping_products
 from unflip.kernels.mapping_conv import operator as mapping_conv
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
@@ -67,12 +68,35 @@ def groups(mapped: Sequence[Any]) -> list[tuple[bool, list[Any]]]:
         convolution = binarizer.mapping.chunks == 1 and weight.dim() == 4
         if not convolution or binarizer.config.statistics != "filters":
             continue
-        if layer.fused_predict is not None and mapping_conv.supports(binarizer.mapping, weight):
+        if layer.fused_predict is not None:
             fused.append(layer)
         else:
             shapes[tuple(weight.shape)].append(layer)
     together = [(False, layers) for layers in shapes.values()]
     return [(True, fused), *together] if fused else together
+
+
+def covered(layer: Any) -> bool:
+    """Whether our kernels compute the prediction of this layer."""
+    mapping = layer.weight_binarizer.mapping
+    return any(k.supports(mapping, layer.weight) for k in (mapping_conv, mapping_products))
+
+
+def predict_fused(
+    mappings: Sequence[MappingNetwork], weights: Sequence[Tensor], *, networks: int
+) -> tuple[Tensor, ...]:
+    """f(W) of several layers, each of them :func:`covered`, by our kernels."""
+    pairs = list(zip(mappings, weights, strict=True))
+    narrow = [i for i, pair in enumerate(pairs) if mapping_conv.supports(*pair)]
+    found: dict[int, Tensor] = {}
+    if narrow:
+        nets, latents = zip(*(pairs[i] for i in narrow), strict=True)
+        predictions = mapping_conv.predict_fused(nets, latents, networks=networks)
+        found = dict(zip(narrow, predictions, strict=True))
+    for i, (net, latent) in enumerate(pairs):
+        if i not in found:
+            [found[i]] = mapping_products.predict_by_products([net], [latent])
+    return tuple(found[i] for i in range(len(pairs)))
 
 
 def predict_together(

@@ -9,15 +9,16 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import nn
 
-from unflip.kernels import check, stem_conv, tuning
+from unflip.kernels import check, mapping_products, stem_conv, tuning
 from unflip.kernels.attach import attached
 from unflip.kernels.check import Trial
-from unflip.kernels.mapping import mapped_layers
-from unflip.kernels.mapping_conv import operator as mapping_conv
+from unflip.kernels.mapping import covered, mapped_layers, predict_fused
+from unflip.kernels.mapping_products import predict_by_products
 from unflip.kernels.norm import layer as norm
 from unflip.kernels.sign_conv import cuda_kernels
 from unflip.kernels.sign_conv.layer import fused_product
@@ -122,12 +123,13 @@ class Kernels:
 
     def _attach_mapping(self, scope: ExitStack) -> None:
         """The networks that predict weights."""
-        problem = self._problem(lambda trial: check.check_mapping(trial.model, self.networks))
+        kernel = partial(predict_fused, networks=self.networks)
+        problem = self._problem(lambda trial: check.check_mapping(_mapped(trial.model), kernel))
         if problem is not None:
             _warn(f"predicting weights without our kernels, because they failed: {problem}")
             return
-        kernel = partial(mapping_conv.predict_fused, networks=self.networks)
-        scope.enter_context(attached(self._modules(_mapped), fused_predict=kernel))
+        mapped = self._modules(lambda model: list(_mapped(model).values()))
+        scope.enter_context(attached(mapped, fused_predict=kernel))
 
     def _modules(self, of: Callable[[nn.Module], Sequence[nn.Module]]) -> list[nn.Module]:
         return [module for trial in self.trials for module in of(trial.model)]
@@ -151,8 +153,31 @@ def _binary(model: nn.Module) -> list[nn.Module]:
     return [layer for _, layer in binary_layers(model)]
 
 
-def _mapped(model: nn.Module) -> list[nn.Module]:
-    return list(mapped_layers(model).values())
+def _mapped(model: nn.Module) -> dict[str, Any]:
+    return {name: layer for name, layer in mapped_layers(model).items() if covered(layer)}
+
+
+@contextmanager
+def prediction_kernels(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Inside, networks of this model that predict weights use our matrix products: before training, while they are
+    taught one by one. The kernels of :class:`Kernels` would first have to be tuned for every layer alone."""
+    mapped = {
+        name: layer
+        for name, layer in mapped_layers(model).items()
+        if mapping_products.supports(layer.weight_binarizer.mapping, layer.weight)
+    }
+    with ExitStack() as scope:
+        if mapped and tuning.available() and tuning.runs_on(device):
+            scope.enter_context(_cudnn_flags())
+            try:
+                check.check_mapping(mapped, predict_by_products)
+            except Exception as error:
+                _warn(
+                    f"predicting weights without our kernels, because they failed: {first_line(error)}"
+                )
+            else:
+                scope.enter_context(attached(mapped.values(), fused_predict=predict_by_products))
+        yield
 
 
 @contextmanager

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unflip.layers import FusedPredict, binary_layers
 from unflip.methods.lns_options import LNSOptions
 from unflip.methods.mapped_sign import MappedSign, mapped_layers
-from unflip.methods.mapping_network import FilterNorm
+from unflip.methods.mapping_network import FilterNorm, MappingNetwork
 from unflip.ste import sign
 
 CHECK_EVERY = 20  # steps; comparing signs makes the host wait for the device
+EAGER_STEPS = 3  # before a step is captured: allocations and lazy state come first
+Predict = Callable[[Tensor], Tensor]  # W -> f(W)
 # Options with no influence on what a warm start learns. Its steps, rate and agreement are arguments.
 LATER_OPTIONS = ("alpha", "labels", "loss_on", "reduction", "gradient", "lr")
 
@@ -40,9 +43,12 @@ def warm_start(
     Frozen labels are taken again from the present weights: supervision begins here.
     """
     reached = {}
+    layers: dict[str, Any] = dict(binary_layers(model))
     for name, weight, binarizer in mapped_layers(model):
         binarizer.latent_replaced(weight)
-        reached[name] = _fit_mapping(weight.detach(), binarizer, steps, lr, agreement, memo)
+        predict = _prediction(binarizer.mapping, layers[name].fused_predict)
+        how = steps, lr, agreement
+        reached[name] = _fit_mapping(weight.detach(), binarizer, predict, *how, memo)
         binarizer.untaught = False
         if progress:
             progress(name, reached[name])
@@ -71,9 +77,15 @@ def tell_layers(say: Callable[[str], None], every: float = 10.0) -> Callable[[st
     return progress
 
 
+def _prediction(mapping: MappingNetwork, fused: FusedPredict | None) -> Predict:
+    """f, by kernels if the layer has some."""
+    return mapping if fused is None else lambda weight: fused([mapping], [weight])[0]
+
+
 def _fit_mapping(
     weight: Tensor,
     binarizer: MappedSign,
+    predict: Predict,
     steps: int,
     lr: float,
     agreement: float,
@@ -85,13 +97,13 @@ def _fit_mapping(
         mapping.float()
         weight = weight.float()
     labels = binarizer.noisy_labels(weight)
-    how = weight, labels, binarizer, steps, lr, agreement
+    how = steps, lr, agreement
     if memo is None:
-        _teach(*how)
-    elif (key := _beginning(*how)) in memo:
+        _teach(weight, labels, binarizer, predict, *how)
+    elif (key := _beginning(weight, labels, binarizer, *how)) in memo:
         mapping.load_state_dict(memo[key])
     else:
-        _teach(*how)
+        _teach(weight, labels, binarizer, predict, *how)
         memo[key] = {name: t.clone() for name, t in mapping.state_dict().items()}
     for norm in _norms(mapping):  # the last forward pass of _teach measured the "fixed" statistics
         norm.measuring = binarizer.config.statistics == "filters"
@@ -120,25 +132,78 @@ def _norms(mapping: nn.Module) -> list[FilterNorm]:
 
 
 def _teach(
-    weight: Tensor, labels: Tensor, binarizer: MappedSign, steps: int, lr: float, agreement: float
+    weight: Tensor,
+    labels: Tensor,
+    binarizer: MappedSign,
+    predict: Predict,
+    steps: int,
+    lr: float,
+    agreement: float,
 ) -> None:
     """Adam over θ alone, on the loss of the supervision before the sign."""
     mapping = binarizer.mapping
-    optimizer = torch.optim.Adam(mapping.parameters(), lr=lr)
     for norm in _norms(mapping):
         norm.measuring = True
+    teacher = _Teacher(weight, labels, binarizer, predict, lr)
     share = 0.0
     for step in range(steps + 1):
-        with torch.enable_grad():
-            q_hat = mapping(weight)
-            loss = binarizer.supervision(q_hat, labels).mean()
-        if step % CHECK_EVERY == 0:
-            share = (sign(q_hat.detach()) == labels).double().mean().item()
+        if step % CHECK_EVERY == 0 or step == steps:
+            share = teacher.share()
         if share >= agreement or step == steps:
             break
-        optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)
-        grads = torch.autograd.grad(loss, list(mapping.parameters()))
-        for parameter, grad in zip(mapping.parameters(), grads, strict=True):
+        teacher.step(lr * (1 - step / steps))
+    mapping.zero_grad(set_to_none=True)
+
+
+class _Teacher:
+    """Steps of Adam for one mapping network. On a GPU they are a CUDA graph: a step has a hundred short kernels."""
+
+    def __init__(
+        self, weight: Tensor, labels: Tensor, binarizer: MappedSign, predict: Predict, lr: float
+    ) -> None:
+        self.weight, self.labels, self.binarizer, self.predict = weight, labels, binarizer, predict
+        self.parameters = list(binarizer.mapping.parameters())
+        self.on_gpu = weight.is_cuda
+        rate = torch.tensor(lr, device=weight.device) if self.on_gpu else lr
+        self.optimizer = torch.optim.Adam(
+            self.parameters, lr=rate, capturable=self.on_gpu, fused=self.on_gpu or None
+        )
+        self.steps = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def share(self) -> float:
+        """Of the labels with which the signs agree."""
+        return (sign(self.predict(self.weight)) == self.labels).double().mean().item()
+
+    def step(self, lr: float) -> None:
+        self._set_rate(lr)
+        if self.on_gpu and self.steps == EAGER_STEPS:
+            self._capture()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self._step()
+        self.steps += 1
+
+    def _set_rate(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            if self.on_gpu:
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def _step(self) -> None:
+        with torch.enable_grad():
+            loss = self.binarizer.supervision(self.predict(self.weight), self.labels).mean()
+        grads = torch.autograd.grad(loss, self.parameters)
+        for parameter, grad in zip(self.parameters, grads, strict=True):
             parameter.grad = grad
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+
+    def _capture(self) -> None:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._step()
+        self.graph = graph

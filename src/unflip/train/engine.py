@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
 from unflip import methods
+from unflip.data.feed import Feed
 from unflip.kernels import Kernels, Trial
 from unflip.kernels.scope import first_line
 from unflip.layers import binary_layers
@@ -27,10 +28,10 @@ class Engine:
     """
 
     def __init__(self, learners: Sequence[Learner], *, compiled: bool, captured: bool) -> None:
-        resident = learners[0].source.resident  # batches that the host decodes fit in no graph
         self.learners, self.ranks = learners, learners[0].ranks
-        self.compiled = compiled and resident
-        self.captured = captured and resident and self.ranks.world == 1
+        self.compiled = compiled
+        self.captured = captured and self.ranks.world == 1
+        self.feeds = _Feeds(learners)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.kernels = Kernels(
             [_trial(learner) for learner in learners],
@@ -44,6 +45,7 @@ class Engine:
             with self._apart():
                 scope.enter_context(self.kernels)
             scope.callback(self._run_eagerly)
+            scope.callback(self.feeds.close)
             if self.learners[0].device.type == "cuda":
                 if self.compiled:
                     self._compile(scope)
@@ -61,16 +63,17 @@ class Engine:
         self._scope.close()
 
     def step(self) -> None:
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        for learner in self.learners:
-            learner.draw_as_alone()
-            learner.step()
+        with self.feeds.step():
+            if self.graph is not None:
+                self.graph.replay()
+                return
+            for learner in self.learners:
+                learner.draw_as_alone()
+                learner.step()
 
     @property
     def mode(self) -> str:
-        compiled = self.learners[0].losses != self.learners[0].planned_losses
+        compiled = self.learners[0].losses != self.learners[0].eager_losses
         graph = self.graph is not None
         words = [w for w, on in (("compiled", compiled), ("CUDA graph", graph)) if on]
         return " + ".join(words) or "eager"
@@ -82,7 +85,7 @@ class Engine:
     def _run_eagerly(self) -> None:
         self.graph = None
         for learner in self.learners:
-            learner.losses = learner.planned_losses
+            learner.losses = learner.eager_losses
 
     def _compile(self, scope: ExitStack) -> None:
         """Compile the losses of every learner. Compiled gradients are compared with eager ones before they are used."""
@@ -97,7 +100,7 @@ class Engine:
         problem = self.ranks.first_problem(problem)
         if problem is not None:
             for learner in self.learners:
-                learner.losses = learner.planned_losses
+                learner.losses = learner.eager_losses
             warnings.warn(
                 f"training without torch.compile, because it failed: {problem}",
                 stacklevel=4,
@@ -106,7 +109,7 @@ class Engine:
     def _compile_losses(self) -> None:
         for learner in self.learners:
             learner.losses = torch.compile(
-                learner.planned_losses, dynamic=False, options={"combo_kernels": True}
+                learner.eager_losses, dynamic=False, options={"combo_kernels": True}
             )
         for learner in _one_of_each_method(self.learners):
             check_straight_through(learner.model)
@@ -131,6 +134,56 @@ class Engine:
             learner.position.zero_()
 
 
+class _Feeds:
+    """The inputs of learners whose source is streamed; nothing for a resident source.
+
+    Learners with equal plans share one feed: their images are decoded once.
+    """
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        self.learners = [learner for learner in learners if learner.inputs is not None]
+        self.feeds: list[tuple[Feed, list[Learner]]] = []
+        self.at: tuple[int, int] | None = None  # epoch and step of the next inputs
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Inside, every learner has its inputs; afterwards the next ones are fetched."""
+        if not self.learners:
+            yield
+            return
+        first = self.learners[0]
+        if self.at != (first.epoch, int(first.position)):
+            self._start(first.epoch, int(first.position))
+        for feed, learners in self.feeds:
+            feed.fill(*(learner.inputs for learner in learners if learner.inputs is not None))
+        yield
+        for learner in self.learners:
+            learner.position += 1
+        self.at = (first.epoch, int(first.position))
+        for feed, _ in self.feeds:
+            feed.fetch()
+
+    def _start(self, epoch: int, step: int) -> None:
+        self.close()
+        for learner in self.learners:
+            plan = learner.ranks.share(learner.plan)
+            for _, others in self.feeds:
+                if torch.equal(others[0].plan, learner.plan):
+                    others.append(learner)
+                    break
+            else:
+                feed = Feed(learner.source, learner.device)
+                self.feeds.append((feed, [learner]))
+                feed.start(plan, step)
+        self.at = (epoch, step)
+
+    def close(self) -> None:
+        for feed, _ in self.feeds:
+            feed.close()
+        self.feeds = []
+        self.at = None
+
+
 def _trial(learner: Learner) -> Trial:
     """The learner, as the checks of the kernels need it. For a kernel, methods with other numbers are the same."""
     recipe = learner.recipe
@@ -139,7 +192,7 @@ def _trial(learner: Learner) -> Trial:
         model=learner.model,
         half=learner.half,
         family=f"{method} {recipe.model}",
-        forward=lambda: learner.losses(learner.plan[0]),
+        forward=lambda: learner.losses(*learner.next_inputs()),
         snapshot=learner.snapshot,
         restore=learner.restore,
     )

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.data.source import Source, mix
+from unflip.data.feed import Inputs, first_inputs
+from unflip.data.source import Source, StreamedSource, mix
 from unflip.data.spec import InputSpec
 from unflip.kernels import shared_predictions
 from unflip.layers import (
@@ -135,11 +136,16 @@ class Learner:
         where = device if source.resident else torch.device("cpu")
         self.plan = source.plan(0, 0, recipe.batch_size).to(where)
         self.position = torch.zeros(1, dtype=torch.int64, device=where)
+        self.epoch = 0  # the plan's
+        # What a step on a streamed source reads; the engine fills it.
+        self.inputs: Inputs | None = None
+        if not source.resident:
+            self.inputs = first_inputs(source, ranks.share(self.plan), device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.auxiliary_sum = torch.zeros(
             len(self.auxiliary_layers), dtype=torch.float64, device=device
         )
-        self.losses: Callable[[Tensor], tuple[Tensor, Tensor]] = self.planned_losses
+        self.losses: Callable[..., tuple[Tensor, Tensor]] = self.eager_losses
         self.random = any(
             isinstance(m, nn.Dropout) or getattr(m, "stochastic", False) for m in model.modules()
         )
@@ -167,6 +173,7 @@ class Learner:
             self.plan_ahead(seed, epoch)
         assert self.planned is not None
         self.plan.copy_(self.planned[2])
+        self.epoch = epoch
         self.position.zero_()
         self.loss_sum.zero_()
         self.auxiliary_sum.zero_()
@@ -182,11 +189,28 @@ class Learner:
             else:
                 group["lr"] = group["peak_lr"] * factor
 
+    def next_inputs(self) -> tuple[Tensor, ...]:
+        """The arguments of ``losses`` in the next step."""
+        if self.inputs is not None:
+            return self.inputs
+        return (self.plan.index_select(0, self.position).squeeze(0),)
+
+    @property
+    def eager_losses(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """The loss on the labels (and the teacher's logits) and the auxiliary losses, of :meth:`next_inputs`."""
+        return self.planned_losses if self.inputs is None else self.fed_losses
+
     def planned_losses(self, plan: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss on the labels (and the teacher's logits) and the auxiliary losses of a row of the plan."""
         mine = self.ranks.share(plan)
-        images, labels = self.source.batch(mine)
-        teacher = None if self.teacher is None else self.teacher(mine, images)
+        return self._losses(mine, *self.source.batch(mine))
+
+    def fed_losses(self, plan: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(self.source, StreamedSource):
+            images = self.source.normalize(images)
+        return self._losses(plan, images, labels)
+
+    def _losses(self, plan: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        teacher = None if self.teacher is None else self.teacher(plan, images)
         with torch.autocast(
             self.device.type, torch.float16, enabled=self.half, cache_enabled=False
         ):
@@ -194,8 +218,7 @@ class Learner:
 
     def backward(self) -> tuple[Tensor, Tensor]:
         """Gradients of the batch at ``position`` into ``.grad``; returns the two losses."""
-        plan = self.plan.index_select(0, self.position).squeeze(0)
-        loss, auxiliary = self.losses(plan)
+        loss, auxiliary = self.losses(*self.next_inputs())
         total = loss + auxiliary.sum()
         self.zero_grad()
         (total * LOSS_SCALE if self.half else total).backward()
@@ -217,7 +240,8 @@ class Learner:
         # Averaged in each step, because rank 0 alone may save in the middle of an epoch.
         self.loss_sum += self.ranks.average(loss)
         self.auxiliary_sum += auxiliary
-        self.position += 1
+        if self.source.resident:  # otherwise the engine counts: a graph replays nothing on the host
+            self.position += 1
 
     @torch.no_grad()
     def evaluate(self, *, exact: bool) -> Accuracy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from unflip import models
 from unflip.binarize import load_twin
 from unflip.data import Dataset
 from unflip.data.source import closing, mix
+from unflip.kernels import prediction_kernels
 from unflip.recipes.schema import MAKE_WEIGHTS, WEIGHTS, Recipe, Schedule, is_weights
 from unflip.runs import provenance
 from unflip.runs.load import model_of, model_state
@@ -44,7 +46,8 @@ def load_first_weights(
         load_twin(model, model_state(start.load_checkpoint().tensors))
     if job.recipe.method != "float":
         preparation = Preparation(job, start, data, device, eager, quiet, memo)
-        job.recipe.resolved_method().prepare(model, preparation)
+        with nullcontext() if eager else prediction_kernels(model, device):
+            job.recipe.resolved_method().prepare(model, preparation)
 
 
 class Preparation:

@@ -36,6 +36,8 @@ from unflip.kernels.tuning import cdiv, filling, power
 TILE = 4096  # values of one step of a program
 WARPS = 8
 SUMS_SHARE = 2  # the sums take many registers: with smaller programs, more of them fit
+STAGES = 3  # tiles that a program loads ahead
+MOST_TILES = 32
 LEAST = 4 * TILE  # values per program of the first pass: more programs leave more partial sums
 # (with slopes, with a shift before them) -> number of sums
 SUMS = {(False, False): 2, (True, False): 5, (True, True): 8}
@@ -55,7 +57,8 @@ def normalize(
 ) -> tuple[Tensor, Tensor]:
     """``BatchNorm(PReLU(scale · y + shift)) + shortcut``, and the batch's mean and (biased) variance (2, C).
 
-    ``y`` and ``shortcut`` are float16 (N, C, H, W), best in channels_last, and so is the output; the rest is float32.
+    ``y`` (float16 or float32) and ``shortcut`` (float16) are (N, C, H, W), best in channels_last. The output is
+    float16, the rest is float32.
     ``scale``, ``shift`` and ``slope`` have one value, or one per channel; ``near`` is a guess of the means. There is no
     PReLU if ``slope`` is None, and no shift if ``shift`` is. All tensors have gradients except ``scale``, ``near`` and
     the moments.
@@ -94,9 +97,10 @@ def _obstacle(
         return f"the input has shape {tuple(y.shape)}; it should be (N, C, H, W)"
     if shortcut is not None and shortcut.shape != y.shape:
         return f"the shortcut has shape {tuple(shortcut.shape)}, the input {tuple(y.shape)}"
-    for tensor in (y, shortcut):
-        if tensor is not None and tensor.dtype != torch.float16:
-            return f"a tensor is {tensor.dtype}; it should be torch.float16"
+    if y.dtype not in (torch.float16, torch.float32):
+        return f"the input is {y.dtype}; it should be torch.float16 or torch.float32"
+    if shortcut is not None and shortcut.dtype != torch.float16:
+        return f"the shortcut is {shortcut.dtype}; it should be torch.float16"
     c = y.shape[1]
     if c % 16:
         return f"{c} channels are not a multiple of 16"
@@ -132,8 +136,14 @@ class _Plan:
         # reads and writes (three halves per value), as long as enough programs remain.
         sums, tile = 8 * self.programs * self.block_c, 6 * TILE
         left = tiles * self.columns // full
-        self.tiles = max(1, min(8, cdiv(4 * sums, tile), left))
-        self.blocks = {"C": c, "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "num_warps": WARPS}
+        self.tiles = max(1, min(MOST_TILES, cdiv(4 * sums, tile), left))
+        self.blocks = {
+            "C": c,
+            "BLOCK_P": self.block_p,
+            "BLOCK_C": self.block_c,
+            "STAGES": STAGES,
+            "num_warps": WARPS,
+        }
         self.smaller = {"BLOCK_P": self.block_p // SUMS_SHARE, "num_warps": WARPS // SUMS_SHARE}
 
     @property
@@ -170,7 +180,7 @@ def _forward(
     """The output, and the moments (2, C)."""
     plan = _Plan(y, networks)
     values, blocks = (scale, *_pointers(scale, shift, slope)), plan.blocks | _given(shift, slope)
-    out = torch.empty_like(y, memory_format=torch.channels_last)
+    out = _halves_like(y)
     moments = torch.empty(2, y.shape[1], device=y.device)
     partial = torch.empty(plan.programs, 2, y.shape[1], device=y.device)
     with torch.cuda.device_of(y):
@@ -198,9 +208,13 @@ def _forward(
     return out, moments
 
 
+def _halves_like(y: Tensor) -> Tensor:
+    return torch.empty_like(y, dtype=torch.float16, memory_format=torch.channels_last)
+
+
 @_forward.register_fake
 def _(y: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(y, memory_format=torch.channels_last)
+    out = _halves_like(y)
     return out, y.new_empty(2, y.shape[1], dtype=torch.float32)
 
 
@@ -220,7 +234,7 @@ def _gradients(
     plan = _Plan(y, networks)
     values, blocks = (scale, *_pointers(scale, shift, slope)), plan.blocks | _given(shift, slope)
     count = SUMS[slope is not None, shift is not None]
-    out = torch.empty_like(y, memory_format=torch.channels_last)
+    out = _halves_like(y)
     small = torch.empty(4, y.shape[1], device=y.device)
     partial = torch.empty(plan.programs, count, y.shape[1], device=y.device)
     with torch.cuda.device_of(y):
@@ -258,7 +272,7 @@ def _gradients(
 
 @_gradients.register_fake
 def _(grad: Tensor, y: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(y, memory_format=torch.channels_last)
+    out = _halves_like(y)
     return out, y.new_empty(4, y.shape[1], dtype=torch.float32)
 
 
@@ -275,6 +289,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     of_y, small = _gradients(grad, *ctx.saved_tensors, ctx.eps, ctx.networks)
     of_shift, of_slope = _if_given(ctx.saved_tensors[2:4], small)
     of_shortcut = grad if ctx.has_shortcut else None
+    of_y = of_y.to(ctx.saved_tensors[0].dtype)
     return of_y, None, of_shift, of_slope, small[0], small[1], of_shortcut, None, None, None
 
 
@@ -312,8 +327,11 @@ def both(
 
 
 @both.register_fake
-def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    out, y = (torch.empty_like(x, memory_format=torch.channels_last) for _ in range(2))
+def _(
+    x: Tensor, signs: Tensor, halves: Tensor, padding: int, kind: int, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    out = torch.empty_like(x, memory_format=torch.channels_last)
+    y = sign_conv.empty_product(x, halves.shape, 1, padding, kind)
     return out, x.new_empty(2, x.shape[1], dtype=torch.float32), y
 
 

@@ -100,6 +100,7 @@ def moments_kernel(
     C: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -112,7 +113,7 @@ def moments_kernel(
     last = tl.minimum(program * share + share, pixels)
     first = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
-    for start in tl.range(program * share, last, BLOCK_P):
+    for start in tl.range(program * share, last, BLOCK_P, num_stages=STAGES):
         p = start + tl.arange(0, BLOCK_P)
         inside = (p < last)[:, None] & known[None, :]
         y = tl.load(y_ptr + p[:, None] * C + c[None, :], mask=inside, other=0.0)
@@ -147,6 +148,7 @@ def output_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -164,7 +166,7 @@ def output_kernel(
         tl.store(moments_ptr + C + c, variance, mask=known)
     factor = tl.load(gamma_ptr + c, mask=known, other=0.0) / tl.sqrt(variance + eps)
     constant = tl.load(beta_ptr + c, mask=known, other=0.0) - mean * factor
-    for tile in tl.static_range(TILES):
+    for tile in tl.range(0, TILES, num_stages=STAGES):
         p = (program * TILES + tile) * BLOCK_P + tl.arange(0, BLOCK_P)
         inside = (p < pixels)[:, None] & known[None, :]
         at = p[:, None] * C + c[None, :]
@@ -192,6 +194,7 @@ def sums_kernel(
     HAS_SHIFT: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
     COUNT: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -211,7 +214,7 @@ def sums_kernel(
     s6 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     s7 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     s8 = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
-    for start in tl.range(program * share, last, BLOCK_P):
+    for start in tl.range(program * share, last, BLOCK_P, num_stages=STAGES):
         p = start + tl.arange(0, BLOCK_P)
         inside = (p < last)[:, None] & known[None, :]
         at = p[:, None] * C + c[None, :]
@@ -265,6 +268,7 @@ def input_gradient_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -295,7 +299,7 @@ def input_gradient_kernel(
             s8 = _total(partial_ptr, 7, c, known, PROGRAMS, BLOCK, COUNT, C)
             of_shift = factor * (s6 - (s7 * s1 + s8 * s2) / pixels) * (slope - 1.0)
         tl.store(small_ptr + 3 * C + c, of_shift, mask=known)
-    for tile in tl.static_range(TILES):
+    for tile in tl.range(0, TILES, num_stages=STAGES):
         p = (program * TILES + tile) * BLOCK_P + tl.arange(0, BLOCK_P)
         inside = (p < pixels)[:, None] & known[None, :]
         at = p[:, None] * C + c[None, :]

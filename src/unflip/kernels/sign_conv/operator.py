@@ -8,14 +8,15 @@ never stored: a program gathers it, tap by tap, and takes the sign on the way.
     input gradient    grad_x = (grad_y ⋆ᵀ signs) · 1[|x| ≤ 1]
     sign gradient     grad_s =  B(x)ᵀ · grad_y
 
-Products of float16 are accumulated in float32. A sum of up to 2048 values of −1, 0 and +1 is exact in float16, so the
-output does not depend on the order of the sum; layers with more terms are refused. There are no atomics: for a given
-choice of blocks, gradients have the same bits every time. The blocks are tuned at the first call for every shape and
-process. That call must not be inside the capture of a CUDA graph.
+Products of float16 are accumulated in float32, and the output has a type that holds the sums exactly
+(:func:`product_type`), so it does not depend on the order of the sum. There are no atomics: for a given choice of
+blocks, gradients have the same bits every time. The blocks are tuned at the first call for every shape and process.
+That call must not be inside the capture of a CUDA graph.
 
-This file holds the operators as torch knows them, the layers they cover, and the choice of kernels. The Triton kernels
-(``triton_kernels.py``) cover every supported layer. For 3×3 taps of stride 1 and 16, 32 or 64 channels there are CUDA
-C++ kernels as well (``cuda_kernels.py``). If ``cuda`` is true, both are timed and the faster one is used.
+This file holds the operators as torch knows them, the layers they cover, and the choice of kernels. Large layers are
+left to cuDNN (``library.py``). The Triton kernels (``triton_kernels.py``) cover every supported layer. For 3×3 taps of
+stride 1 and 16, 32 or 64 channels there are CUDA C++ kernels as well (``cuda_kernels.py``). If ``cuda`` is true, both
+are timed and the faster one is used.
 ``networks`` is the number of networks that train side by side on the device (``tuning.py``).
 
 A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and passes no gradient. A diverging network shows in its
@@ -28,6 +29,7 @@ channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -36,11 +38,12 @@ import torch
 from torch import Tensor
 
 from unflip.kernels import tuning
-from unflip.kernels.sign_conv import cuda_kernels, triton_launch
+from unflip.kernels.sign_conv import cuda_kernels, library, triton_launch
 from unflip.kernels.sign_conv.triton_launch import MOST_PARTIAL, empty_partial, output_size, size
 from unflip.kernels.tuning import available, cdiv, filling, runs_on
 
-MOST_TERMS = 2048  # every integer up to this is a float16; the next one is not
+EXACT = 2048  # every integer up to this is a float16; beyond, up to twice this, every even one is
+MOST_TERMS = 2**24  # every integer up to this is a float32
 MOST_ELEMENTS = 2**31 - 2**20  # offsets are int32, and the last block reaches past the end
 INPUTS = ("pm1", "01", "given")  # kernels know them by their numbers
 
@@ -71,9 +74,10 @@ def sign_conv2d(
     ``inputs="given"`` it is x itself, which must consist of −1, 0 and +1 (not checked).
 
     ``x`` is float16 (N, C, H, W), real-valued, best in channels_last. ``signs`` is (O, C, kh, kw), exactly ±1
-    (not checked), best in float32 and channels_last. The result is float16 and channels_last, and exact: it consists
-    of integers. The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1], or 1) times that of B(x), in float16. The gradient
-    of the signs has their dtype, so in float32 it cannot overflow. Gradients of gradients are not defined.
+    (not checked), best in float32 and channels_last. The result is channels_last and exact: it consists of integers,
+    in float16 or float32 (:func:`product_type`). The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1], or 1) times that of
+    B(x), in float16. The gradient of the signs has their dtype, so in float32 it cannot overflow. Gradients of
+    gradients are not defined.
     """
     problem = _obstacle(x.shape, signs.shape, stride, padding)
     if problem is not None:
@@ -145,8 +149,19 @@ def _obstacle(
     if c % 16 or o % 16:
         return f"{c} and {o} channels are not both multiples of 16"
     if c * kh * kw > MOST_TERMS:
-        return f"a sum has {c * kh * kw} terms; float16 is exact up to {MOST_TERMS}"
+        return f"a sum has {c * kh * kw} terms; float32 is exact up to {MOST_TERMS}"
     return None
+
+
+def product_type(weight_shape: Sequence[int], kind: int) -> torch.dtype:
+    """A type that holds the product of a binary layer exactly.
+
+    Inputs of ±1 make even sums, because a tap in the padding leaves out all channels, an even number. Real values of
+    few channels (``stem_conv.py``) have short sums.
+    """
+    terms = math.prod(weight_shape[1:])
+    even = INPUTS[kind] == "pm1" and weight_shape[1] % 2 == 0
+    return torch.float16 if terms <= (2 * EXACT if even else EXACT) else torch.float32
 
 
 def misfit(
@@ -206,12 +221,14 @@ def _check(x: Tensor, *others: Tensor) -> None:
             raise ValueError("sign_conv2d: a tensor is not in channels_last memory format")
 
 
-def _empty_output(x: Tensor, weight_shape: Sequence[int], stride: int, padding: int) -> Tensor:
+def empty_product(
+    x: Tensor, weight_shape: Sequence[int], stride: int, padding: int, kind: int
+) -> Tensor:
     o, _, kh, kw = weight_shape
-    ho, wo = output_size((x.shape[2], x.shape[3]), (kh, kw), stride, padding)
+    ho, wo = output_size(size(x), (kh, kw), stride, padding)
     return torch.empty(
         (x.shape[0], o, ho, wo),
-        dtype=torch.float16,
+        dtype=product_type(weight_shape, kind),
         device=x.device,
         memory_format=torch.channels_last,
     )
@@ -238,7 +255,9 @@ def forward(
 ) -> Tensor:
     """``halves`` are the signs to multiply with; ``signs`` only receives the gradient."""
     _check(x, halves)
-    y = _empty_output(x, halves.shape, stride, padding)
+    y = empty_product(x, halves.shape, stride, padding, kind)
+    if y.dtype == torch.float16 and library.is_large(y.shape, halves.shape):
+        return library.fprop(x, halves, stride, padding, kind)
     by_triton = partial(triton_launch.fprop, x, halves, y, stride, padding, kind, networks)
     if not cuda or not _has_cuda(halves.shape, stride, padding, x, halves, y):
         by_triton()
@@ -254,8 +273,10 @@ def forward(
 
 
 @forward.register_fake
-def _(x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, *_: object) -> Tensor:
-    return _empty_output(x, halves.shape, stride, padding)
+def _(
+    x: Tensor, signs: Tensor, halves: Tensor, stride: int, padding: int, kind: int, *_: object
+) -> Tensor:
+    return empty_product(x, halves.shape, stride, padding, kind)
 
 
 @torch.library.custom_op("unflip::sign_conv2d_dgrad", mutates_args=())
@@ -273,6 +294,8 @@ def input_gradient(
     """The gradient of x, straight through the sign and clipped, plus ``plus``: its gradient from elsewhere."""
     others = [] if plus is None else [plus]
     _check(x, grad, halves, *others)
+    if library.is_large(grad.shape, halves.shape):
+        return library.dgrad(grad, x, halves, plus, stride, padding, kind)
     out = torch.empty_like(x, memory_format=torch.channels_last)
     by_triton = partial(
         triton_launch.dgrad, grad, x, halves, plus, out, stride, padding, kind, networks
@@ -311,6 +334,8 @@ def _wgrad(
     _check(x, grad)
     by_triton = partial(triton_launch.wgrad, grad, x, kh, kw, stride, padding, kind, networks)
     o, (_, c, h, w) = grad.shape[1], x.shape
+    if library.is_large(grad.shape, (o, c, kh, kw)):
+        return library.wgrad(grad, x, kh, kw, stride, padding, kind)[None]
     if not cuda or c != o or not _has_cuda((o, c, kh, kw), stride, padding, x, grad):
         return by_triton()
     by_cuda = partial(_wgrad_by_cuda, grad, x, kind, networks)
@@ -354,7 +379,9 @@ def _(
     # The kernel is already chosen: both were timed when the layers were checked, before anything is compiled.
     c, o = x.shape[1], grad.shape[1]
     rows = tuning.chosen_rows.get(_key("wgrad", x, o, kind, networks), 0) if cuda else 0
-    if rows and (kh, kw, stride, padding) == (3, 3, 1, 1):
+    if library.is_large(grad.shape, (o, c, kh, kw)):
+        chunks = 1
+    elif rows and (kh, kw, stride, padding) == (3, 3, 1, 1):
         chunks = _strip_chunks(x, kind, networks, rows)
     else:
         chunks = triton_launch.chunks(x, size(grad), c * kh * kw, o, networks)

@@ -169,7 +169,7 @@ def fprop_kernel(
             )
             total = tl.dot(_binary(x, inside, KIND), signs, total)
     known = exists[:, None] & (o < O)[None, :]
-    tl.store(y_ptr + row[:, None] * O + o[None, :], total.to(tl.float16), mask=known)
+    tl.store(y_ptr + row[:, None] * O + o[None, :], total.to(y_ptr.dtype.element_ty), mask=known)
 
 
 @jit

@@ -1,0 +1,174 @@
+"""Parquet files as Hugging Face publishes image sets: columns image (bytes and path) and label.
+
+Needs pyarrow, which is imported when the files are opened. A file is read in blocks ("row groups") of many images, so
+this layout is for packing, which reads the images in the order of the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unflip.data.errors import DamagedImage, DataError
+from unflip.data.listing import Labels, ListedPart, ListedStore, Names, Numbers, in_chunks, in_order
+from unflip.data.shards import check_test_labels, files_with_suffix, numbered_classes, parts_of
+from unflip.hints import NotInstalled
+
+KIND = "Parquet files"
+MOST_CHUNK = 128  # images
+COLUMNS = "columns image (a struct of bytes and path) and label (an integer)"
+
+
+class Rows:
+    """The images of some files in their order; image i is row ``i - starts[b]`` of block b."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+        self.blocks: list[tuple[int, int]] = []  # file and row group
+        rows: list[int] = []
+        labels: list[Labels] = []
+        self.names: list[str] = []
+        for number, file in enumerate(files):
+            for group, block_labels, names in _blocks(file):
+                self.blocks.append((number, group))
+                rows.append(len(block_labels))
+                labels.append(block_labels)
+                self.names += names
+        self.starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        if not self.names:
+            raise DataError(f"{files[0]} holds no images. Download it again, or remove it.")
+        self.labels = np.concatenate(labels)
+
+    def file_of(self, row: int) -> Path:
+        return self.files[self.blocks[self._block(row)][0]]
+
+    def read_block(self, row: int) -> tuple[int, list[bytes | None]]:
+        """All images of the block of ``row``, and the number of its first."""
+        block = self._block(row)
+        number, group = self.blocks[block]
+        with _opened(self.files[number]) as file:
+            column = file.read_row_group(group, columns=["image"]).column("image")
+        return int(self.starts[block]), [(image or {}).get("bytes") for image in column.to_pylist()]
+
+    def _block(self, row: int) -> int:
+        return int(np.searchsorted(self.starts, row, side="right")) - 1
+
+
+class ParquetPart(ListedPart):
+    def __init__(self, rows: Rows, keys: tuple[str, ...]) -> None:
+        self.order = in_order(rows.labels, rows.names, keys)
+        super().__init__(rows.labels[self.order], Names.of(rows.names[i] for i in self.order))
+        self.rows = rows
+        rows.names = []  # kept in this part's order, in less memory
+        self._read: tuple[int, list[bytes | None]] = (0, [])  # the last block
+
+    def read(self, index: int) -> bytes:
+        row = int(self.order[index])
+        if not 0 <= row - self._read[0] < len(self._read[1]):
+            self._read = self.rows.read_block(row)
+        data = self._read[1][row - self._read[0]]
+        if data is None:
+            raise DamagedImage(
+                f"{self.name(index)} has no bytes: the file holds only its path. Download the data set with its images."
+            )
+        return data
+
+    def name(self, index: int) -> str:
+        return f"{self.rows.file_of(int(self.order[index]))}/{self.names[index]}"
+
+    def lengths(self) -> None:
+        return None
+
+    def reading_chunks(self) -> list[Numbers]:
+        """Whole blocks, since a part of one takes as long to read."""
+        on_disk = np.argsort(self.order, kind="stable").astype(np.int64)
+        blocks = np.split(on_disk, self.rows.starts[1:-1])
+        return [chunk for block in blocks for chunk in in_chunks(block, MOST_CHUNK)]
+
+
+def find_parquet(folder: Path) -> list[Path]:
+    return files_with_suffix(folder, ".parquet")
+
+
+def open_parquet(folder: Path, files: list[Path]) -> ListedStore:
+    train_files, test_files = parts_of(folder, files, _has_labels)
+    train, test = Rows(train_files), Rows(test_files)
+    texts = _class_names(train_files[0])
+    keys, classes = numbered_classes(folder, train.labels, train.names, texts)
+    check_test_labels(test.labels, len(keys), lambda row: f"{test.file_of(row)}/{test.names[row]}")
+    return ListedStore(
+        kind=KIND,
+        path=folder,
+        classes=classes,
+        keys=keys,
+        train=ParquetPart(train, keys),
+        test=ParquetPart(test, keys),
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file. Whatever is wrong with it becomes a DataError that names it."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError as error:
+        raise NotInstalled("reading Parquet files", "pyarrow") from error
+    try:
+        with ParquetFile(path) as file:
+            yield file
+    except (ArrowException, OSError, KeyError) as error:
+        raise DataError(
+            f"{path} cannot be read as Parquet with {COLUMNS}: {error}. Download it again."
+        ) from error
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, Labels, list[str]]]:
+    """Number, labels and names of each block; the images themselves are not read."""
+    with _opened(path) as file:
+        _check_columns(path, file.schema_arrow)
+        first = 0
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=["label", "image.path"])
+            labels = table.column("label")
+            if labels.null_count:
+                raise DataError(f"{path} has an image without label. Remove the row.")
+            paths = [(image or {}).get("path") for image in table.column("image").to_pylist()]
+            names = [name or f"row-{first + row:08d}" for row, name in enumerate(paths)]
+            yield group, labels.to_numpy().astype(np.int64), names
+            first += len(names)
+
+
+def _check_columns(path: Path, schema: Any) -> None:
+    from pyarrow.types import is_integer, is_struct
+
+    there = {field.name: field.type for field in schema}
+    image, label = there.get("image"), there.get("label")
+    fields = {field.name for field in image} if image is not None and is_struct(image) else set()
+    if not {"bytes", "path"} <= fields or label is None or not is_integer(label):
+        raise DataError(
+            f"{path} has the columns {', '.join(there)}. It should have the {COLUMNS}, as Hugging Face writes them."
+        )
+
+
+def _has_labels(path: Path) -> bool:
+    """Hugging Face writes -1 where there is no label."""
+    _, labels, _ = next(_blocks(path), (0, np.zeros(0), []))
+    return len(labels) > 0 and int(labels[0]) >= 0
+
+
+def _class_names(path: Path) -> list[str] | None:
+    """From the note that Hugging Face's library leaves in the schema."""
+    with _opened(path) as file:
+        note = (file.schema_arrow.metadata or {}).get(b"huggingface")
+    try:
+        names = json.loads(note or b"")["info"]["features"]["label"]["names"]
+    except (TypeError, ValueError, KeyError, RecursionError):
+        return None
+    right = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if right else None

@@ -1,0 +1,122 @@
+"""The mapping networks of wide layers as products of halves: as precise as float32, with the gradients of float64.
+
+On a CUDA machine the kernel runs for real. Elsewhere one test runs this file again in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from unflip.kernels import mapping_products, tuning
+from unflip.kernels.mapping_products import predict_by_products, supports
+from unflip.kernels.tuning import available
+from unflip.methods.mapping_network import MappingNetwork
+
+DEVICE = "cpu" if tuning.INTERPRETED else "cuda"
+runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")
+
+
+@pytest.mark.skipif(available(), reason="the kernels run in this process")
+def test_in_the_interpreter(in_the_interpreter: Callable[[str], None]) -> None:
+    in_the_interpreter(__file__)
+
+
+def example(
+    filters: int, channels: int, residual: bool = False, size: float = 0.03
+) -> tuple[MappingNetwork, Tensor]:
+    torch.manual_seed(0)
+    weight = size * torch.randn(filters, channels, 3, 3, device=DEVICE)
+    mapping = MappingNetwork(weight, residual, "filters").to(DEVICE)
+    with torch.no_grad():
+        for parameter in mapping.parameters():
+            parameter += 0.01 * torch.randn_like(parameter)
+    return mapping, weight.requires_grad_()
+
+
+def values_and_gradients(
+    mapping: MappingNetwork, weight: Tensor, predict: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    predicted = predict(weight)
+    probe = torch.linspace(-1, 1, predicted.numel(), device=DEVICE).view_as(predicted)
+    grads = torch.autograd.grad((predicted * probe).sum(), [weight, *mapping.parameters()])
+    return [predicted.detach(), *grads]
+
+
+def errors(mapping: MappingNetwork, weight: Tensor) -> list[float]:
+    """Relative, of the prediction and of every gradient, against float64."""
+    found = values_and_gradients(mapping, weight, lambda w: predict_by_products([mapping], [w])[0])
+    exact = MappingNetwork(weight, mapping.residual, "filters").to(DEVICE).double()
+    exact.load_state_dict({name: value.double() for name, value in mapping.state_dict().items()})
+    wide = weight.detach().double().requires_grad_()
+    expected = values_and_gradients(exact, wide, exact)
+    return [
+        ((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, expected, strict=True)
+    ]
+
+
+@runs
+@pytest.mark.parametrize(
+    ("filters", "channels", "residual", "size"),
+    [(5, 16, False, 0.03), (16, 48, True, 0.03), (3, 32, False, 1e-7), (4, 16, False, 1e5)],
+)
+def test_predictions_are_as_precise_as_float32(
+    filters: int, channels: int, residual: bool, size: float
+) -> None:
+    """TF32 would be off by 1e-4. Neither tiny nor huge latent weights leave the range of float16."""
+    prediction, *gradients = errors(*example(filters, channels, residual, size))
+    assert prediction < 2e-6
+    # The gradient of the latent weights of 1e-7 is as large as they are small; all are those of one product of halves.
+    assert max(gradients) < 3e-3
+
+
+@runs
+def test_a_gradient_that_nobody_needs_is_not_computed() -> None:
+    mapping, weight = example(4, 16)
+    [predicted] = predict_by_products([mapping], [weight.detach()])
+    grads = torch.autograd.grad(predicted.sum(), list(mapping.parameters()))
+    assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+@runs
+def test_rows_are_patches_and_flipped_taps() -> None:
+    """Integers below 2048 are halves, so hi is exact and lo is zero."""
+    x = torch.arange(3 * 2 * 3 * 16, device=DEVICE).float().view(3, 2, 3, 16)
+    one = torch.ones((), device=DEVICE)
+    hi, lo = mapping_products._rows(x, one, mapping_products.PATCHES, both=True)
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
+    expected = torch.stack([padded[:, :, d : d + 3] for d in range(3)], dim=3)
+    assert torch.equal(hi.float().view(expected.shape), expected)
+    assert not lo.any()
+    taps = torch.arange(2 * 9 * 16, device=DEVICE).float().view(2, 3, 3, 16)
+    flipped, _ = mapping_products._rows(taps, one, mapping_products.FLIPPED, both=False)
+    expected = taps.flip(1, 2).permute(1, 2, 0, 3).reshape(18, 16)
+    assert torch.equal(flipped.float(), expected)
+
+
+@runs
+def test_what_is_supported() -> None:
+    def covers(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> bool:
+        weight = torch.zeros(shape, dtype=dtype, device=DEVICE)
+        return supports(MappingNetwork(weight, False, "filters").to(weight), weight)
+
+    assert covers((8, 48, 3, 3))
+    assert covers((8, 16, 3, 3))
+    assert not covers((8, 24, 3, 3))
+    assert not covers((8, 16, 1, 1))
+    assert not covers((8, 16, 5, 5))
+    assert not covers((8, 16, 3, 3), torch.float64)
+    weight = torch.zeros(8, 16, 3, 3, device=DEVICE)
+    assert not supports(MappingNetwork(weight, False, "fixed").to(weight), weight)
+
+
+def test_the_kernel_compiles_for_a_gpu(compile_for_sm_90: Callable[..., None]) -> None:
+    if tuning.INTERPRETED:
+        pytest.skip("the interpreter compiles nothing")
+    kinds = {"x_ptr": "*fp32", "scale_ptr": "*fp32", "": "*fp16", "n": "i32", "rows": "i32"}
+    for order in (mapping_products.SAME, mapping_products.PATCHES, mapping_products.FLIPPED):
+        constants = {"C": 512, "ORDER": order, "BOTH": True, "ROWS": 8, "BLOCK": 512}
+        compile_for_sm_90(mapping_products.rows_kernel, constants, kinds)
