@@ -213,7 +213,7 @@ def test_the_strongest_network_is_tested_once_it_is_chosen(tmp_path: Path) -> No
     assert not any(arm.paper for arm in final.arms)
 
     def but_for_images(arm: str, study: Study) -> dict[str, Any]:
-        return {**study.arm(arm).recipe.plain(), "data": None, "name": None}
+        return {**study.arm(arm).recipe.plain(), "data": None, "name": None, "expected": None}
 
     assert but_for_images("baseline", final) == but_for_images("conv", beyond)
     strongest = but_for_images("strongest", final)

@@ -68,17 +68,17 @@ class Health:
         return self._no_progress(epoch, loss)
 
     def behind(self, epochs: int, accuracy: float | None) -> str | None:
-        """What to check if the test accuracy after ``epochs`` is far below that of our own runs of the recipe."""
+        """What to check if the test accuracy after ``epochs`` is far below the recipe's expectation."""
         expected = self.recipe.expected.get(epochs)
         if expected is None or accuracy is None:
             return None
         if accuracy >= expected - max(LEAST_GAP, GAP * expected):
             return None
         return (
-            f"epoch {epochs}: accuracy is {accuracy:.2f} %, far below the {expected:.2f} % of our own runs of "
-            f"{self.recipe.name}. Check that images and labels belong together, how images are normalized, and that "
-            f"batch_size={self.recipe.batch_size} and {self._rates()} are what was trained: batch_size is for all GPUs "
-            "together."
+            f"epoch {epochs}: accuracy is {accuracy:.2f} %, far below the {expected:.2f} % that recipe "
+            f"{self.recipe.name} expects here. Check that images and labels belong together, how images are "
+            f"normalized, and that batch_size={self.recipe.batch_size} and {self._rates()} are what was trained: "
+            "batch_size is for all GPUs together."
         )
 
     def _high_rate(self, epoch: int) -> bool:
