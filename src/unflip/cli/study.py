@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from unflip.cli.app import app, needs
-from unflip.cli.options import Data, Device, EvaluateEvery, ImageWorkers
+from unflip.cli.options import Compile, Data, Device, EvaluateEvery, ImageWorkers
 
 if TYPE_CHECKING:
     from unflip.study.experiment import Experiment
@@ -111,6 +111,7 @@ def _command(experiment: Experiment) -> Any:
         workers: WorkerCount = 2,
         evaluate_every: EvaluateEvery = 1,
         image_workers: ImageWorkers = None,
+        compile: Compile = True,
         at_once: AtOnce = None,
     ) -> None:
         from unflip.study.runner import StudyEngine
@@ -134,7 +135,9 @@ def _command(experiment: Experiment) -> Any:
                 data,
                 only,
                 StudyEngine(engine, workers, at_once),
-                RunOptions(device, evaluate_every=evaluate_every, workers=image_workers),
+                RunOptions(
+                    device, compile=compile, evaluate_every=evaluate_every, workers=image_workers
+                ),
             )
 
     return command
@@ -202,6 +205,7 @@ def compare_recipes(
     workers: WorkerCount = 2,
     evaluate_every: EvaluateEvery = 1,
     image_workers: ImageWorkers = None,
+    compile: Compile = True,
     at_once: AtOnce = None,
 ) -> None:
     """Train recipes for the same seeds and compare them.
@@ -230,7 +234,9 @@ def compare_recipes(
             data,
             only,
             StudyEngine(engine, workers, at_once),
-            RunOptions(device, evaluate_every=evaluate_every, workers=image_workers),
+            RunOptions(
+                device, compile=compile, evaluate_every=evaluate_every, workers=image_workers
+            ),
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unflip.cli.app import app, needs, print_table
-from unflip.cli.options import Data, Device, EvaluateEvery, ImageWorkers
+from unflip.cli.options import Compile, Data, Device, EvaluateEvery, ImageWorkers
 from unflip.tables import Table
 
 if TYPE_CHECKING:

@@ -30,7 +30,9 @@ class Trial:
 
     model: nn.Module
     half: bool  # whether it trains in half precision
-    family: str  # networks (and inputs) of one family are the same for a kernel: one of them is checked
+    family: (
+        str  # networks (and inputs) of one family are the same for a kernel: one of them is checked
+    )
     forward: Callable[[], object]  # a training forward pass
     snapshot: Callable[[], State]
     restore: Callable[[State], None]
