@@ -1,9 +1,9 @@
 """Which networks' kernels have passed their checks on this machine, so that the next process need not check them again.
 
 One small file per network, in ``$UNFLIP_CACHE/kernels`` (default: ``~/.cache/unflip/kernels``). Its name is a hash of
-everything that a check depends on: the kernels' sources, torch, Triton, CUDA, the driver, the GPU, and the networks with
-the shapes of their inputs. Its content are the choices that were measured. A file that is missing, damaged or cannot
-be written only means that the kernels are checked again.
+everything that a check depends on: the kernels' sources, torch, Triton, CUDA, the driver, the GPU, and the networks
+with the shapes of their inputs. It contains the choices that were measured. If a file is missing or damaged, or cannot
+be written, the kernels are only checked again.
 """
 
 from __future__ import annotations
@@ -55,8 +55,13 @@ def _folder() -> Path:
 
 
 def _machine(device: torch.device) -> list[str]:
-    versions: list[Any] = [torch.__version__, getattr(tuning.triton, "__version__", None)]
+    versions: list[Any] = [torch.__version__, tuning.triton_version()]
     if device.type == "cuda":
         versions += [torch.version.cuda, torch.backends.cudnn.version()]
-        versions += [torch._C._cuda_getDriverVersion(), torch.cuda.get_device_properties(device)]
+        versions += [torch.cuda.get_device_properties(device), _driver()]
     return [str(version) for version in versions]
+
+
+def _driver() -> Any:
+    """The driver's version; None if this torch does not tell it."""
+    return getattr(torch._C, "_cuda_getDriverVersion", lambda: None)()

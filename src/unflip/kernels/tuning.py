@@ -7,6 +7,7 @@ measured is kept for the life of the process. This module imports no kernel.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +29,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 def available() -> bool:
     """Whether the kernels can run here: Triton and a CUDA device, or Triton's interpreter."""
     return triton is not None and (INTERPRETED or torch.cuda.is_available())
+
+
+def triton_version() -> str | None:
+    return None if triton is None else str(triton.__version__)
 
 
 def runs_on(device: torch.device) -> bool:
@@ -56,7 +61,7 @@ class Tuned:
                 configs=self.configs[:1] if INTERPRETED else self.configs,  # which cannot tune
                 key=self.key,
                 prune_configs_by={"early_config_prune": self.prune},
-                cache_results=networks == 1,  # on disk; other numbers are not in the cache's key
+                **_kept_on_disk(networks),
                 do_bench=partial(_time, networks=networks),
             )(self.kernel)
         return self.tuners[networks]
@@ -70,6 +75,15 @@ class Tuned:
             for networks, tuner in self.tuners.items()
             for key, config in tuner.cache.items()
         }
+
+
+def _kept_on_disk(networks: int) -> dict[str, bool]:
+    """Let Triton keep what it measured for the next process, if this version can.
+
+    Its cache does not know the number of networks, so it holds one of them only.
+    """
+    can = "cache_results" in inspect.signature(triton.autotune).parameters
+    return {"cache_results": True} if can and networks == 1 and not INTERPRETED else {}
 
 
 def make_configs(names: Sequence[str], blocks: Sequence[tuple[Any, ...]]) -> list[Any]:
