@@ -33,6 +33,7 @@ from torch import Tensor
 from unflip.kernels import tuning
 from unflip.kernels.sign_conv import cuda_kernels
 from unflip.kernels.sign_conv import operator as sign_conv
+from unflip.kernels.sign_conv.cover import INPUTS
 
 # channels in and out, height and width of the input, stride
 SHAPES = [(16, 16, 32, 1), (16, 32, 32, 2), (32, 32, 16, 1), (32, 64, 16, 2), (64, 64, 8, 1)]
@@ -68,7 +69,7 @@ class Case:
 
     def __init__(self, shape: tuple[int, int, int, int], batch: int, inputs: str) -> None:
         c, o, size, self.stride = shape
-        self.zero_one, self.kind = inputs == "01", sign_conv.INPUTS.index(inputs)
+        self.zero_one, self.kind = inputs == "01", INPUTS.index(inputs)
         last = {"device": "cuda", "memory_format": torch.channels_last}
         torch.manual_seed(0)
         self.x = torch.randn(batch, c, size, size).half().to(**last)

@@ -82,6 +82,7 @@ TORCH_FREE = [
 NEEDS_TORCH = [
     "unflip.data.images_source",
     "unflip.data.source",
+    "unflip.data.feed",
     "unflip.recipes.build",
     "unflip.report.signs",
     "unflip.runs.load",

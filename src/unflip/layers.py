@@ -1,4 +1,7 @@
-"""BinaryConv2d and BinaryLinear: torch's layers with binary weights and inputs."""
+"""BinaryConv2d and BinaryLinear: torch's layers with binary weights and inputs.
+
+One file of more than 400 lines, because trained and frozen layers must share how they multiply.
+"""
 
 from __future__ import annotations
 
@@ -230,8 +233,9 @@ def warn_idle(names: list[str], so: str) -> None:
 def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     """Binary input times binary weight, times the method's output factor if it has one.
 
-    Trained and frozen layers share this function, so they cannot differ. Under autocast the product is computed in
-    half precision if that can be exact, otherwise in full precision.
+    Trained and frozen layers share this function, so they cannot differ. Under autocast to float16, products of −1, 0
+    and +1 are exact. Other values (AdaBin's, those of several bits) are few, and each is rounded to float16 once: the
+    same error for all images. Under autocast to bfloat16 the product is computed in full precision.
     """
     device = x.device.type
     if device == "meta" or not torch.is_autocast_enabled(device) or not layer.has_binary_weights:
@@ -239,9 +243,9 @@ def multiply_binary(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     half = in_half(x)
     with torch.autocast(device, enabled=False):
         scale = scale_of_units(layer, weight) if half else None
-        if scale is None:
-            return _multiply(layer, x.to(weight.dtype), weight)
-        return _multiply_in_half(layer, x, weight, scale)
+        if scale is not None:
+            return _multiply_in_half(layer, x, weight, scale)
+        return _multiply(layer, x.to(weight.dtype), weight, torch.float16 if half else None)
 
 
 def in_half(x: Tensor) -> bool:
@@ -260,13 +264,17 @@ def scale_of_units(layer: Any, weight: Tensor) -> Tensor | None:
     return code.scales[0] if exact and layer.input_binarizer.unit else None
 
 
-def _multiply(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
+def _multiply(layer: Any, x: Tensor, weight: Tensor, rounded: Any = None) -> Tensor:
+    """The product of the binary values, which are rounded to another type first if one is given."""
     scale = layer.input_binarizer.output_scale(x, layer)
-    binary = layer.input_binarizer(x)
+    factors: Any = layer.input_binarizer(x), weight, layer.bias
+    if rounded is not None:
+        factors = (None if value is None else value.to(rounded) for value in factors)
+    binary, weight, bias = factors
     if scale is None:
-        return layer._multiply(binary, weight, layer.bias)
-    y = layer._multiply(binary, weight, None) * scale
-    return y if layer.bias is None else y + layer._output_view(layer.bias)
+        return layer._multiply(binary, weight, bias)
+    y = layer._multiply(binary, weight, None) * scale.to(binary.dtype)
+    return y if bias is None else y + layer._output_view(bias)
 
 
 def _multiply_in_half(layer: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:

@@ -83,16 +83,22 @@ def test_a_gradient_that_nobody_needs_is_not_computed() -> None:
 
 @runs
 def test_rows_are_patches_and_flipped_taps() -> None:
-    """Integers below 2048 are halves, so hi is exact and lo is zero."""
+    """Integers below 2048 are halves, so hi is exact and lo is zero; a 2048th more is lo."""
     x = torch.arange(3 * 2 * 3 * 16, device=DEVICE).float().view(3, 2, 3, 16)
     one = torch.ones((), device=DEVICE)
-    hi, lo = mapping_products._rows(x, one, mapping_products.PATCHES, both=True)
+    patches, hi = mapping_products.PATCHES, mapping_products.HI
     padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
     expected = torch.stack([padded[:, :, d : d + 3] for d in range(3)], dim=3)
-    assert torch.equal(hi.float().view(expected.shape), expected)
-    assert not lo.any()
+    assert torch.equal(
+        mapping_products._rows(x, one, patches, hi).float().view(expected.shape), expected
+    )
+    fine = 1 + 2.0**-13 + torch.zeros_like(x)
+    for parts, of_lo in ((mapping_products.LEFT, 1), (mapping_products.RIGHT, 2)):
+        found = mapping_products._rows(fine, one, mapping_products.SAME, parts).view(6, 3, 3, 16)
+        assert (found[:, of_lo] == 2.0**-13).all()
+        assert (found[:, [part for part in range(3) if part != of_lo]] == 1).all()
     taps = torch.arange(2 * 9 * 16, device=DEVICE).float().view(2, 3, 3, 16)
-    flipped, _ = mapping_products._rows(taps, one, mapping_products.FLIPPED, both=False)
+    flipped = mapping_products._rows(taps, one, mapping_products.FLIPPED, hi)
     expected = taps.flip(1, 2).permute(1, 2, 0, 3).reshape(18, 16)
     assert torch.equal(flipped.float(), expected)
 
@@ -118,5 +124,5 @@ def test_the_kernel_compiles_for_a_gpu(compile_for_sm_90: Callable[..., None]) -
         pytest.skip("the interpreter compiles nothing")
     kinds = {"x_ptr": "*fp32", "scale_ptr": "*fp32", "": "*fp16", "n": "i32", "rows": "i32"}
     for order in (mapping_products.SAME, mapping_products.PATCHES, mapping_products.FLIPPED):
-        constants = {"C": 512, "ORDER": order, "BOTH": True, "ROWS": 8, "BLOCK": 512}
+        constants = {"C": 512, "ORDER": order, "PARTS": order, "ROWS": 8, "BLOCK": 512}
         compile_for_sm_90(mapping_products.rows_kernel, constants, kinds)

@@ -1,5 +1,7 @@
 """PReLU, BatchNorm and shortcut in one operator: values, gradients, running statistics, compile, and refusals.
 
+One file of more than 400 lines, because Triton's interpreter runs it again as a whole.
+
 On a CUDA machine the kernels run for real. Elsewhere one test runs this file again in a process of its own, in
 Triton's interpreter, which has to be chosen before Triton is imported.
 """

@@ -22,8 +22,9 @@ from unflip import methods
 from unflip.kernels import tuning
 from unflip.kernels.sign_conv import cuda_kernels, library, triton_launch
 from unflip.kernels.sign_conv import operator as sign_conv
+from unflip.kernels.sign_conv.cover import INPUTS, supports
 from unflip.kernels.sign_conv.layer import fused_product
-from unflip.kernels.sign_conv.operator import sign_conv2d, supports
+from unflip.kernels.sign_conv.operator import sign_conv2d
 from unflip.kernels.tuning import available
 from unflip.layers import BinaryConv2d
 
@@ -31,7 +32,7 @@ DEVICE = "cpu" if tuning.INTERPRETED else "cuda"
 runs = pytest.mark.skipif(not available(), reason="no CUDA device: see test_in_the_interpreter")
 # On a CUDA device both kinds of kernels are tried.
 CUDA = torch.cuda.is_available() and not tuning.INTERPRETED and cuda_kernels.allowed()
-every_kind = pytest.mark.parametrize("inputs", sign_conv.INPUTS)
+every_kind = pytest.mark.parametrize("inputs", INPUTS)
 
 # images, channels in and out, height, width, kernel, stride, padding
 SHAPES = [
@@ -245,7 +246,7 @@ def test_compiled_is_the_same(inputs: str) -> None:
 def test_a_gradient_from_elsewhere_is_added(shape: tuple[int, ...], inputs: str) -> None:
     x, signs, grad = example(shape)
     halves = sign_conv.halves(signs)
-    rest = (*shape[-2:], sign_conv.INPUTS.index(inputs), 1, CUDA)
+    rest = (*shape[-2:], INPUTS.index(inputs), 1, CUDA)
     alone = sign_conv.input_gradient(grad, x, halves, *rest)
     plus = torch.linspace(-3, 3, x.numel()).to(alone).view(x.permute(0, 2, 3, 1).shape)
     plus = plus.permute(0, 3, 1, 2)
@@ -411,7 +412,7 @@ def test_large_layers_by_cudnn_are_the_same(
         assert found.dtype == value.dtype
         assert error(found, right) < 2e-3
     plus = torch.randn_like(x)
-    options = stride, padding, sign_conv.INPUTS.index(inputs), 1, False
+    options = stride, padding, INPUTS.index(inputs), 1, False
     added = sign_conv.input_gradient(grad, x, sign_conv.halves(signs), *options, plus)
     assert error(added, expected[1] + plus.double()) < 2e-3
 

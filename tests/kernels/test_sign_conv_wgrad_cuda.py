@@ -19,9 +19,10 @@ from torch import Tensor
 from unflip.kernels import tuning
 from unflip.kernels.sign_conv import cuda_kernels, triton_launch
 from unflip.kernels.sign_conv import operator as sign_conv
+from unflip.kernels.sign_conv.cover import INPUTS
 from unflip.kernels.sign_conv.cuda_kernels import Strips
 
-KINDS = {name: kind for kind, name in enumerate(sign_conv.INPUTS)}
+KINDS = {name: kind for kind, name in enumerate(INPUTS)}
 # The kind is a constant on a device, but here one compilation serves all.
 SOURCE = """
 static int kind;

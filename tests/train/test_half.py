@@ -140,12 +140,27 @@ def test_a_wider_layer_stays_in_full_precision_and_is_exact(method: Any) -> None
 
 
 @pytest.mark.parametrize("method", ["bwn", {"name": "dorefa", "input_bits": 2}], ids=str)
-def test_inputs_that_are_no_signs_stay_in_full_precision(method: Any) -> None:
-    """bwn's are floats; with two bits they are thirds, which no half is."""
+def test_values_that_are_no_signs_are_rounded_once(method: Any) -> None:
+    """bwn's inputs are floats; with two bits they are thirds, which no half is."""
     layer, x = BinaryLinear(64, 8, bias=False, method=method), torch.rand(5, 64)
     found = in_half(layer, x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, layer(x), rtol=1e-6, atol=1e-7)
+    binary, weight = (
+        value.half().double() for value in (layer.input_binarizer(x), layer.binary_weight())
+    )
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.double(), binary @ weight.T, rtol=1e-3, atol=1e-4)
+
+
+def test_the_values_of_adabin_are_rounded_too_with_their_gradients() -> None:
+    """Two values that are not ± the same, for weights and for inputs."""
+    torch.manual_seed(0)
+    layer, x = BinaryConv2d(16, 8, 3, bias=False, method="adabin"), torch.randn(2, 16, 6, 6)
+    grads = []
+    for half in (True, False):
+        y = in_half(layer, x) if half else layer(x)
+        assert y.dtype == (torch.float16 if half else torch.float32)
+        grads.append(torch.autograd.grad(y.float().square().sum(), layer.weight)[0])
+    assert (grads[0] - grads[1]).norm() < 0.01 * grads[1].norm()
 
 
 def test_bfloat16_is_not_used_for_sums() -> None:

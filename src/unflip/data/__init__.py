@@ -5,7 +5,7 @@ sets that 1-bit networks are studied on fit in a GPU's memory, where training cr
 A larger set implements `Dataset` and streams its batches (see `unflip.data.source`). `open_store` reads the
 encoded images of a large set from disk.
 
-Only `unflip.data.source` and `unflip.data.images_source` import torch. scikit-learn and Pillow are
+Only the modules `source`, `images_source` and `feed` import torch. scikit-learn and Pillow are
 imported only by the loaders that need them, when they read.
 """
 

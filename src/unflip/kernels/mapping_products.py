@@ -5,9 +5,10 @@ ResNet-18 would take several times as long as the network itself. Float32 factor
 
     x = (hi + lo) / s,   hi = half(s · x),   lo = half(s · x − hi),   s a power of two
 
-and the product of two such numbers is taken as hi · hi′ + hi · lo′ + lo · hi′. Its relative error is about 2⁻²¹, close
-to float32: the bits of training must be those that are frozen later. Gradients take hi · hi′ alone, whose factors are
-as precise as TF32's. All products are accumulated in float32.
+and the product of two such numbers is taken as hi · hi′ + lo · hi′ + hi · lo′. Its relative error is about 2⁻²¹, close
+to float32: the bits of training must be those that are frozen later. In a matrix product that is one sum three times as
+long, of (hi, lo, hi) with (hi′, hi′, lo′). Gradients take hi · hi′ alone, whose factors are as precise as TF32's. All
+products are accumulated in float32.
 
 The filters of a layer are a batch of 3×3 images, stored as (row, filter, column, channel). A convolution takes the
 three columns around each value as patches, which ``rows_kernel`` writes, and adds one matrix product per row of taps. A
@@ -40,7 +41,8 @@ except ImportError:
 
 ROWS = 8  # rows of one program
 LARGEST = 1024.0  # of the scaled values: float16 reaches 65,504
-SAME, PATCHES, FLIPPED = range(3)
+SAME, PATCHES, FLIPPED = range(3)  # the order of rows
+HI, LEFT, RIGHT = range(3)  # the parts of a row: hi; hi, lo, hi; hi, hi, lo
 
 
 def supports(mapping: MappingNetwork, weight: Tensor) -> bool:
@@ -98,32 +100,34 @@ def _scale(x: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------- halves in rows
 
 
-def _rows(x: Tensor, scale: Tensor, order: int, both: bool) -> tuple[Tensor, Tensor]:
-    """hi and lo (or hi twice) of the rows of x, in another order or as patches; a row has the values of one pixel."""
+def _rows(x: Tensor, scale: Tensor, order: int, parts: int) -> Tensor:
+    """Halves of the rows of x, in another order or as patches. A row has the values of one pixel.
+
+    HI gives one row each. LEFT and RIGHT give rows of nine: three rows of each part, one part after the other.
+    """
     channels = x.shape[-1]
     pixels = x.numel() // channels
     rows = 3 * pixels if order == PATCHES else pixels
-    hi = torch.empty((rows, channels), dtype=torch.float16, device=x.device)
-    lo = torch.empty_like(hi) if both else hi
+    wide = (rows, channels) if parts == HI else (rows // 3, 9 * channels)
+    out = torch.empty(wide, dtype=torch.float16, device=x.device)
     block = power(channels, 1024)
     with torch.cuda.device_of(x):
         rows_kernel[(cdiv(rows, ROWS), cdiv(channels, block))](
-            x, scale, hi, lo, pixels // 9, rows, channels, order, both, ROWS, block
+            x, scale, out, pixels // 9, rows, channels, order, parts, ROWS, block
         )
-    return hi, lo
+    return out
 
 
 @jit
 def rows_kernel(
     x_ptr,
     scale_ptr,
-    hi_ptr,
-    lo_ptr,
+    out_ptr,
     n,
     rows,
     C: tl.constexpr,
     ORDER: tl.constexpr,
-    BOTH: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -145,11 +149,16 @@ def rows_kernel(
     at = source.to(tl.int64)[:, None] * C + c[None, :]
     x = tl.load(x_ptr + at, mask=here, other=0.0) * tl.load(scale_ptr)
     hi = x.to(tl.float16)
-    to = row.to(tl.int64)[:, None] * C + c[None, :]
     inside = (row < rows)[:, None] & (c < C)[None, :]
-    tl.store(hi_ptr + to, hi, mask=inside)
-    if BOTH:
-        tl.store(lo_ptr + to, (x - hi.to(tl.float32)).to(tl.float16), mask=inside)
+    if PARTS == 0:
+        tl.store(out_ptr + row.to(tl.int64)[:, None] * C + c[None, :], hi, mask=inside)
+    else:
+        first = (row // 3).to(tl.int64) * (9 * C) + row % 3 * C
+        to = out_ptr + first[:, None] + c[None, :]
+        lo = (x - hi.to(tl.float32)).to(tl.float16)
+        tl.store(to, hi, mask=inside)
+        tl.store(to + 3 * C, lo if PARTS == 1 else hi, mask=inside)
+        tl.store(to + 6 * C, hi if PARTS == 1 else lo, mask=inside)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -166,18 +175,13 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a.float() @ b.float()
 
 
-def _sum_over_rows(*factors: tuple[Tensor, Sequence[Tensor]]) -> Tensor:
-    """y[i] = Σ_d patches[i + d] · taps[d], added up over the factors. Patches and y have three rows i."""
-    total: Tensor | None = None
-    for patches, (above, here, below) in factors:
-        if total is None:
-            total = _product(patches, here)
-        else:
-            _add_product(total, patches, here)
-        third = len(total) // 3
-        _add_product(total[third:], patches[: 2 * third], above)
-        _add_product(total[: 2 * third], patches[third:], below)
-    assert total is not None
+def _sum_over_rows(patches: Tensor, taps: Sequence[Tensor]) -> Tensor:
+    """y[i] = Σ_d patches[i + d] · taps[d]. Patches and y have three rows i, one after the other."""
+    above, here, below = taps
+    total = _product(patches, here)
+    third = len(total) // 3
+    _add_product(total[third:], patches[: 2 * third], above)
+    _add_product(total[: 2 * third], patches[third:], below)
     return total
 
 
@@ -188,10 +192,9 @@ def _sum_over_rows(*factors: tuple[Tensor, Sequence[Tensor]]) -> Tensor:
 def _forward(x: Tensor, taps: Tensor, x_scale: Tensor, taps_scale: Tensor) -> Tensor:
     """The convolution of the scaled values."""
     n, channels, out = x.shape[1], x.shape[-1], taps.shape[0]
-    hi, lo = (p.view(9 * n, 3 * channels) for p in _rows(x, x_scale, PATCHES, both=True))
-    halves = _rows(taps, taps_scale, SAME, both=True)
-    w_hi, w_lo = (h.view(out, 3, 3 * channels).permute(1, 2, 0).unbind() for h in halves)
-    return _sum_over_rows((hi, w_hi), (hi, w_lo), (lo, w_hi)).view(3, n, 3, out)
+    patches = _rows(x, x_scale, PATCHES, LEFT)
+    factors = _rows(taps, taps_scale, SAME, RIGHT).view(out, 3, 9 * channels).permute(1, 2, 0)
+    return _sum_over_rows(patches, factors.unbind()).view(3, n, 3, out)
 
 
 @_forward.register_fake
@@ -203,9 +206,9 @@ def _(x: Tensor, taps: Tensor, *_: object) -> Tensor:
 def _input_gradient(grad: Tensor, taps: Tensor, grad_scale: Tensor, taps_scale: Tensor) -> Tensor:
     """Of the scaled gradient and taps."""
     n, out, channels = grad.shape[1], grad.shape[-1], taps.shape[-1]
-    patches = _rows(grad, grad_scale, PATCHES, both=False)[0].view(9 * n, 3 * out)
-    flipped = _rows(taps, taps_scale, FLIPPED, both=False)[0].view(3, 3 * out, channels)
-    return _sum_over_rows((patches, flipped.unbind())).view(3, n, 3, channels)
+    patches = _rows(grad, grad_scale, PATCHES, HI).view(9 * n, 3 * out)
+    flipped = _rows(taps, taps_scale, FLIPPED, HI).view(3, 3 * out, channels)
+    return _sum_over_rows(patches, flipped.unbind()).view(3, n, 3, channels)
 
 
 @_input_gradient.register_fake
@@ -217,8 +220,8 @@ def _(grad: Tensor, taps: Tensor, *_: object) -> Tensor:
 def _weight_gradient(grad: Tensor, x: Tensor, grad_scale: Tensor, x_scale: Tensor) -> Tensor:
     """Of the scaled gradient and input."""
     n, out, channels = grad.shape[1], grad.shape[-1], x.shape[-1]
-    patches = _rows(x, x_scale, PATCHES, both=False)[0].view(9 * n, 3 * channels)
-    columns = _rows(grad, grad_scale, SAME, both=False)[0].t()
+    patches = _rows(x, x_scale, PATCHES, HI).view(9 * n, 3 * channels)
+    columns = _rows(grad, grad_scale, SAME, HI).t()
     third = 3 * n
     above = _product(columns[:, third:], patches[: 2 * third])
     here = _product(columns, patches)

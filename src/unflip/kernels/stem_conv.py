@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.kernels.attach import attached
+from unflip.kernels.sign_conv import cover
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.layers import in_half, inside_binarizer
 
@@ -84,7 +85,7 @@ def _obstacle(
     groups: int = 1,
 ) -> str | None:
     """Why the kernels do not cover a layer, or None."""
-    problem = sign_conv.misfit(x.shape, weight.shape, stride, padding, dilation, groups)
+    problem = cover.misfit(x.shape, weight.shape, stride, padding, dilation, groups)
     if problem is not None:
         return problem
     channels, terms = weight.shape[1], math.prod(weight.shape[1:])

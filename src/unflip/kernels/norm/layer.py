@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unflip import layers
 from unflip.kernels.norm import operator
+from unflip.kernels.sign_conv import cover
 from unflip.kernels.sign_conv import operator as sign_conv
 from unflip.methods.base import InputBinarizer
 from unflip.methods.reactnet import RPReLU
@@ -68,7 +69,7 @@ def _has_kernels(conv: Any, x: Tensor) -> bool:
         binarizer.fused_as is not None
         and type(binarizer).shifted is InputBinarizer.shifted
         and conv.padding_mode == "zeros"
-        and sign_conv.supports(*shapes, conv.stride, conv.padding, conv.dilation, conv.groups)
+        and cover.supports(*shapes, conv.stride, conv.padding, conv.dilation, conv.groups)
         and conv.stride == (1, 1)
         and all(2 * p + 1 == k for p, k in zip(conv.padding, conv.kernel_size, strict=True))
         and x.dtype == torch.float16
@@ -82,7 +83,7 @@ def _convolve_and_normalize(
     x = x.contiguous(memory_format=torch.channels_last)
     scale, shift, slope, gamma, beta = rest
     signs = layers.units(weight, scale)
-    kind = sign_conv.INPUTS.index(conv.input_binarizer.fused_as)
+    kind = cover.INPUTS.index(conv.input_binarizer.fused_as)
     values = *operator.by_channel(x.shape[1], scale, shift, slope), gamma, beta, *last
     halves = sign_conv.halves(signs)
     out, moments, _ = operator.both(x, signs, halves, conv.padding[0], kind, *values)

@@ -30,7 +30,7 @@ from unflip.kernels.norm.triton_kernels import (
     sums_kernel,
 )
 from unflip.kernels.sign_conv import operator as sign_conv
-from unflip.kernels.sign_conv.operator import MOST_ELEMENTS
+from unflip.kernels.sign_conv.cover import MOST_ELEMENTS
 from unflip.kernels.tuning import cdiv, filling, power
 
 TILE = 4096  # values of one step of a program

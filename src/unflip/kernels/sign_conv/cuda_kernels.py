@@ -51,7 +51,7 @@ def choices(height: int) -> list[int]:
 
 
 def fprop(x: Tensor, signs: Tensor, y: Tensor, kind: int, rows: int) -> None:
-    """``y`` = conv2d(B(x), signs). All are float16 and channels_last; ``kind`` is an index of ``operator.INPUTS``."""
+    """``y`` = conv2d(B(x), signs). All are float16 and channels_last; ``kind`` is an index of ``cover.INPUTS``."""
     _launch(x, signs, x, x, y, kind, rows, gradient=0)
 
 

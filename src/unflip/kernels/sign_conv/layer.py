@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unflip.kernels.sign_conv.operator import sign_conv2d, supports
+from unflip.kernels.sign_conv.cover import supports
+from unflip.kernels.sign_conv.operator import sign_conv2d
 
 
 def fused_product(

@@ -5,7 +5,7 @@ of ResNet-18 at 224 pixels on an H200, 75 to 135 µs a convolution instead of 16
 over the input.
 
 The products have float16 factors and are accumulated in float32. cuDNN writes the sums in float16. A layer whose sums
-float16 cannot hold is left to Triton's kernels (``operator.product_type``). The gradient of the signs is rounded to
+float16 cannot hold is left to Triton's kernels (``cover.product_type``). The gradient of the signs is rounded to
 float16 too, once, after the whole sum; like every gradient in half precision it overflows beyond 65,504.
 """
 
@@ -32,7 +32,7 @@ LARGE = (
     4e9  # operations of a convolution: from here on cuDNN was faster for every shape that was timed
 )
 BLOCK = 4096
-GIVEN = 2  # the index of "given" in ``operator.INPUTS``
+GIVEN = 2  # the index of "given" in ``cover.INPUTS``
 
 
 def is_large(out_shape: Sequence[int], weight_shape: Sequence[int]) -> bool:

@@ -9,14 +9,14 @@ never stored: a program gathers it, tap by tap, and takes the sign on the way.
     sign gradient     grad_s =  B(x)ᵀ · grad_y
 
 Products of float16 are accumulated in float32, and the output has a type that holds the sums exactly
-(:func:`product_type`), so it does not depend on the order of the sum. There are no atomics: for a given choice of
-blocks, gradients have the same bits every time. The blocks are tuned at the first call for every shape and process.
-That call must not be inside the capture of a CUDA graph.
+(``cover.product_type``), so it does not depend on the order of the sum. Our kernels have no atomics: for a given choice
+of blocks, gradients have the same bits every time; those of cuDNN may differ in the last ones. The blocks are tuned at
+the first call for every shape and process. That call must not be inside the capture of a CUDA graph.
 
-This file holds the operators as torch knows them, the layers they cover, and the choice of kernels. Large layers are
-left to cuDNN (``library.py``). The Triton kernels (``triton_kernels.py``) cover every supported layer. For 3×3 taps of
-stride 1 and 16, 32 or 64 channels there are CUDA C++ kernels as well (``cuda_kernels.py``). If ``cuda`` is true, both
-are timed and the faster one is used.
+This file holds the operators as torch knows them and the choice of kernels; ``cover.py`` says which layers are covered.
+Large layers are left to cuDNN (``library.py``). The Triton kernels (``triton_kernels.py``) cover every supported layer.
+For 3×3 taps of stride 1 and 16, 32 or 64 channels there are CUDA C++ kernels as well (``cuda_kernels.py``). If ``cuda``
+is true, both are timed and the faster one is used.
 ``networks`` is the number of networks that train side by side on the device (``tuning.py``).
 
 A NaN becomes +1 or −1 by its sign bit (0 for ``inputs="01"``) and passes no gradient. A diverging network shows in its
@@ -29,7 +29,6 @@ channels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -39,25 +38,9 @@ from torch import Tensor
 
 from unflip.kernels import tuning
 from unflip.kernels.sign_conv import cuda_kernels, library, triton_launch
+from unflip.kernels.sign_conv.cover import INPUTS, obstacle, product_type, single
 from unflip.kernels.sign_conv.triton_launch import MOST_PARTIAL, empty_partial, output_size, size
 from unflip.kernels.tuning import available, cdiv, filling, runs_on
-
-EXACT = 2048  # every integer up to this is a float16; beyond, up to twice this, every even one is
-MOST_TERMS = 2**24  # every integer up to this is a float32
-MOST_ELEMENTS = 2**31 - 2**20  # offsets are int32, and the last block reaches past the end
-INPUTS = ("pm1", "01", "given")  # kernels know them by their numbers
-
-
-def supports(
-    x_shape: Sequence[int],
-    weight_shape: Sequence[int],
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> bool:
-    """Whether the kernels cover this layer. Arguments as of ``F.conv2d``; the padding is zeros."""
-    return _obstacle(x_shape, weight_shape, stride, padding, dilation, groups) is None
 
 
 def sign_conv2d(
@@ -75,11 +58,10 @@ def sign_conv2d(
 
     ``x`` is float16 (N, C, H, W), real-valued, best in channels_last. ``signs`` is (O, C, kh, kw), exactly ±1
     (not checked), best in float32 and channels_last. The result is channels_last and exact: it consists of integers,
-    in float16 or float32 (:func:`product_type`). The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1], or 1) times that of
-    B(x), in float16. The gradient of the signs has their dtype, so in float32 it cannot overflow. Gradients of
-    gradients are not defined.
+    in float16 or float32 (``cover.product_type``). The gradient of x is 1[|x| ≤ 1] (or 1[0 ≤ x ≤ 1], or 1) times that
+    of B(x), in float16. The gradient of the signs has their dtype. Gradients of gradients are not defined.
     """
-    problem = _obstacle(x.shape, signs.shape, stride, padding)
+    problem = obstacle(x.shape, signs.shape, stride, padding)
     if problem is not None:
         raise ValueError(f"sign_conv2d: {problem}")
     if x.dtype != torch.float16:
@@ -96,7 +78,7 @@ def convolve_given(
     padding: int | Sequence[int],
     networks: int,
 ) -> Tensor:
-    """``conv2d(x, weight)`` of real values, rounded to float16, for layers without a :func:`misfit`."""
+    """``conv2d(x, weight)`` of real values, rounded to float16, for layers without a ``cover.misfit``."""
     return _convolve(x, weight, stride, padding, INPUTS.index("given"), networks, cuda=False)
 
 
@@ -110,7 +92,7 @@ def _convolve(
     cuda: bool,
 ) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
-    stride, padding = _single(stride), _single(padding)
+    stride, padding = single(stride), single(padding)
     return forward(x, weight, halves(weight), stride, padding, kind, networks, cuda)
 
 
@@ -131,76 +113,6 @@ def tuned() -> dict[str, dict[tuple[Any, ...], str]]:
     }
     rows = {key: f"{rows} rows" if rows else "Triton" for key, rows in tuning.chosen_rows.items()}
     return {**{name: kernel.chosen() for name, kernel in kernels.items()}, "CUDA C++": rows}
-
-
-def _obstacle(
-    x_shape: Sequence[int],
-    weight_shape: Sequence[int],
-    stride: int | Sequence[int],
-    padding: int | Sequence[int] | str,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> str | None:
-    """Why the kernels do not cover a binary layer, or None."""
-    problem = misfit(x_shape, weight_shape, stride, padding, dilation, groups)
-    if problem is not None:
-        return problem
-    o, c, kh, kw = weight_shape
-    if c % 16 or o % 16:
-        return f"{c} and {o} channels are not both multiples of 16"
-    if c * kh * kw > MOST_TERMS:
-        return f"a sum has {c * kh * kw} terms; float32 is exact up to {MOST_TERMS}"
-    return None
-
-
-def product_type(weight_shape: Sequence[int], kind: int) -> torch.dtype:
-    """A type that holds the product of a binary layer exactly.
-
-    Inputs of ±1 make even sums, because a tap in the padding leaves out all channels, an even number. Real values of
-    few channels (``stem_conv.py``) have short sums.
-    """
-    terms = math.prod(weight_shape[1:])
-    even = INPUTS[kind] == "pm1" and weight_shape[1] % 2 == 0
-    return torch.float16 if terms <= (2 * EXACT if even else EXACT) else torch.float32
-
-
-def misfit(
-    x_shape: Sequence[int],
-    weight_shape: Sequence[int],
-    stride: int | Sequence[int],
-    padding: int | Sequence[int] | str,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> str | None:
-    """Why the kernels cover no layer of these shapes, whatever its values, or None."""
-    if len(x_shape) != 4 or len(weight_shape) != 4:
-        return (
-            f"input {tuple(x_shape)} and weight {tuple(weight_shape)} should have four dimensions"
-        )
-    if groups != 1 or _single(dilation) != 1:
-        return f"groups={groups} and dilation={dilation} are not supported, only 1"
-    if _single(stride) < 1 or _single(padding) < 0:
-        return f"stride {stride} or padding {padding} is not one number for both directions"
-    (n, c, h, w), (o, weight_c, kh, kw) = x_shape, weight_shape
-    if weight_c != c:
-        return f"the input has {c} channels, the weight {weight_c}"
-    if min(n, c, o, h, w, kh, kw) < 1:
-        return f"input {tuple(x_shape)} or weight {tuple(weight_shape)} is empty"
-    ho, wo = output_size((h, w), (kh, kw), _single(stride), _single(padding))
-    if min(ho, wo) < 1:
-        return f"a {kh}×{kw} kernel is larger than the padded {h}×{w} input"
-    if max(n * h * w * c, n * ho * wo * o) > MOST_ELEMENTS:
-        return "too many elements for 32-bit offsets"
-    return None
-
-
-def _single(value: int | Sequence[int] | str) -> int:
-    """2 of 2 or (2, 2); −1 if there is not one number for both directions."""
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str) or len(set(value)) != 1:
-        return -1
-    return value[0]
 
 
 # ------------------------------------------------------------------------------------- torch operators

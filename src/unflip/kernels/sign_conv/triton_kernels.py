@@ -38,7 +38,7 @@ except ImportError:
 
 @jit
 def _binary(x, inside, KIND: tl.constexpr):
-    """B(x), and 0 outside the image, where x has been read as 0. KIND: an index of ``operator.INPUTS``."""
+    """B(x), and 0 outside the image, where x has been read as 0. KIND: an index of ``cover.INPUTS``."""
     if KIND == 2:
         return x
     if KIND == 1:  # above 1/2 the next float16 is 1/2 + 1/2048
