@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -60,6 +61,15 @@ def _fixed_seed_and_one_thread() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(1)  # a test may have changed it
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What a test remembers about kernels, no other test and no user must find."""
+    folder = tmp_path_factory.getbasetemp() / "cache" / uuid.uuid4().hex
+    monkeypatch.setenv("UNFLIP_CACHE", str(folder))
 
 
 @dataclass
