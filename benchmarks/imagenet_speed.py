@@ -173,6 +173,8 @@ def our_loop(source: Any, *, lns: bool = False, compiled: bool = True) -> dict[s
     more: dict[str, Any] = {}
     if lns:
         more["warm_start_s"] = warm_start_seconds(model, device)
+        more["warm_start_gib"] = torch.cuda.max_memory_reserved() / 2**30
+        torch.cuda.reset_peak_memory_stats()
     learner = Learner(chosen, model, source, device)
     with Engine([learner], compiled=compiled, captured=True) as engine:
         epoch = 0

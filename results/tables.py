@@ -348,6 +348,25 @@ def speed_table(path: Path = HERE / "training-speed" / "speed.json") -> str:
     return "\n".join(["|  | s per epoch |", "|---|---|", *lines])
 
 
+def imagenet_speed_table(path: Path = HERE / "training-speed" / "imagenet.json") -> str:
+    """Speed, memory and start-up of ResNet-18 at ImageNet's size."""
+    labels = {
+        "float": "torchvision's float ResNet-18, compiled",
+        "engine": "ours, Bi-Real + PReLU, first start",
+        "again": "the same, second start",
+        "lns": "the same with LNS",
+    }
+    head = ["", "images/s", "ms per step", "GiB", "s from the command to the first step"]
+    parts = json.loads(path.read_text())["parts"]
+    lines = [_line(head), "|---|---|---|---|---|"]
+    for part, label in labels.items():
+        found = parts[part]
+        first = f"{found['first_step_s']:.1f}" if "first_step_s" in found else ""
+        figures = f"{found['images_per_s']:,.0f}", f"{found['ms']:.2f}", f"{found['gib']:.1f}"
+        lines.append(_line([label, *figures, first]))
+    return "\n".join(lines)
+
+
 def _fastest(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> str:
     times = [r["median_ms"] for r in rows if r["peer"] in peers]
     if not times:
@@ -390,6 +409,7 @@ def pages() -> dict[Path, dict[str, str]]:
     }
     of_results["methods"] = methods_table(studies["methods"])
     of_results["training-speed"] = speed_table()
+    of_results["imagenet-speed"] = imagenet_speed_table()
     headline = {"inference": inference_table(), "accuracy": accuracy_table(studies)}
     return {
         ROOT / "README.md": headline,

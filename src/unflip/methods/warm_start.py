@@ -52,6 +52,8 @@ def warm_start(
         binarizer.untaught = False
         if progress:
             progress(name, reached[name])
+    if any(layer.weight.is_cuda for layer in layers.values()):
+        torch.cuda.empty_cache()  # the memory of captured steps
     short = {name: share for name, share in reached.items() if not share >= min(agreement, 0.999)}
     if short:
         shares = ", ".join(f"{name} {share:.3%}" for name, share in short.items())
