@@ -29,6 +29,7 @@ class Feed:
         self._waiting: Iterator[Inputs] = iter(())
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: deque[torch.cuda.Event] = deque()
+        self._read: torch.cuda.Event | None = None  # the buffer, by the step that was launched last
         self._buffer: Inputs | None = None
         self._full = False
 
@@ -55,6 +56,9 @@ class Feed:
         for target in targets:
             for to, value in zip(target, self._buffer, strict=True):
                 to.copy_(value)
+        if self._side is not None:
+            self._read = torch.cuda.Event()
+            self._read.record()
         self._full = False
 
     def fetch(self) -> None:
@@ -69,7 +73,7 @@ class Feed:
         if inputs is None:
             assert not needed, "a step was asked for after the last one of the plan"
             return
-        if self._side is None:
+        if self._side is None or inputs[1].device == self.device:
             self._buffer = inputs
         else:
             self._copy(inputs)
@@ -79,7 +83,10 @@ class Feed:
         assert self._side is not None
         if self._buffer is None:
             self._buffer = empty_inputs(inputs, self.device)
-        self._side.wait_stream(torch.cuda.current_stream(self.device))  # until the buffer was read
+            # Its memory may have been that of a tensor which earlier operations still use.
+            self._side.wait_stream(torch.cuda.current_stream(self.device))
+        if self._read is not None:  # not until the step is over, which reads a copy
+            self._side.wait_event(self._read)
         with torch.cuda.stream(self._side):
             for to, value in zip(self._buffer, inputs, strict=True):
                 to.copy_(value, non_blocking=True)
