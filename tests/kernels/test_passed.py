@@ -30,7 +30,9 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def files() -> list[Path]:
-    return list(Passed([], CPU).path.parent.glob("*"))
+    path = Passed([], CPU).path
+    assert path is not None
+    return list(path.parent.glob("*"))
 
 
 def test_a_second_process_does_not_check_again(
@@ -45,7 +47,7 @@ def test_a_second_process_does_not_check_again(
     assert checked == list(CHECKS)
 
 
-@pytest.mark.parametrize("what", ["method", "networks", "sources", "machine", "switch"])
+@pytest.mark.parametrize("what", ["method", "width", "networks", "sources", "machine", "switch"])
 def test_whatever_a_check_depends_on_makes_it_necessary_again(
     what: str,
     checked: list[str],
@@ -54,7 +56,8 @@ def test_whatever_a_check_depends_on_makes_it_necessary_again(
 ) -> None:
     with Kernels([make_trial()], CPU):
         pass
-    trials = [make_trial("bireal" if what == "method" else "dorefa")]
+    width = {"width": 32} if what == "width" else {}
+    trials = [make_trial("bireal" if what == "method" else "dorefa", **width)]
     if what == "networks":
         trials.append(make_trial(seed=1))
     if what == "sources":
@@ -102,6 +105,18 @@ def test_measured_choices_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert Passed(["a network"], CPU).recall()
     assert tuning.chosen_rows == measured
     assert not Passed(["another"], CPU).recall()
+
+
+def test_a_machine_without_a_home_has_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("UNFLIP_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    passed = Passed(["a network"], CPU)
+    passed.remember()
+    assert not passed.recall()
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(

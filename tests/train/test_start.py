@@ -180,7 +180,15 @@ def test_branches_of_a_trained_network(digits: ImageSet) -> None:
 
     def rates(seed: int) -> FlipRates:
         copies = train_branches(
-            model, own, digits, count=3, epochs=1, rate=0.5, seed=seed, device=CPU
+            model,
+            own,
+            digits,
+            count=3,
+            epochs=1,
+            rate=0.5,
+            seed=seed,
+            device=CPU,
+            options=RunOptions(),
         )
         return compare_branches(model, copies, bins=4)
 
@@ -206,7 +214,7 @@ def test_what_a_preparation_gets(
     start = Run.of_seed(tmp_path / "base", 3)
     job = Job(load_recipe("digits-lns", SMALL), 3, tmp_path / "lns", tmp_path / "base")
     data = digits.split(1200)
-    asked = Preparation(job, start, data, CPU, True, False, None)
+    asked = Preparation(job, start, data, CPU, RunOptions(eager=True), None)
     baseline, copies = asked.branches(2, 1, 0.5)
     expected = model_state(start.load_checkpoint().tensors)
     assert all(torch.equal(v, expected[k]) for k, v in baseline.state_dict().items())
@@ -214,15 +222,25 @@ def test_what_a_preparation_gets(
     assert len(weights) == 3
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(weights, 2))
     asked.say("hello")
-    Preparation(job, start, data, CPU, True, True, None).say("quiet")
+    Preparation(job, start, data, CPU, RunOptions(quiet=True), None).say("quiet")
     assert capsys.readouterr().out == "seed 3: hello\n"
     with pytest.raises(
         ValueError, match=r"trains copies of the run .* start is None, which is not"
     ):
-        Preparation(job, None, data, CPU, True, True, None).branches(2, 1, 0.5)
+        Preparation(job, None, data, CPU, RunOptions(quiet=True), None).branches(2, 1, 0.5)
     taught = recipe("distill={teacher: digits-float}")
     with pytest.raises(ValueError, match="has a teacher: copies of its network would have to"):
-        train_branches(baseline, taught, data, count=2, epochs=1, rate=1, seed=0, device=CPU)
+        train_branches(
+            baseline,
+            taught,
+            data,
+            count=2,
+            epochs=1,
+            rate=1,
+            seed=0,
+            device=CPU,
+            options=RunOptions(),
+        )
 
 
 # What a recipe starts or learns from is trained first

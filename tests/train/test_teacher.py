@@ -39,7 +39,7 @@ def test_the_table_has_the_logits_of_every_picture(digits: ImageSet) -> None:
     few = replace(few, train_images=few.train_images[:37], train_labels=few.train_labels[:37])
     images = few.source(CPU)
     model = build_model(load_recipe("digits-float", SMALL), few.spec, seed=0).eval()
-    found = TableTeacher(model, images, CPU)
+    found = TableTeacher(model, images, CPU, half=False)
     assert found.table.shape == (37, 3, 3, 2, 10)
     plan = images.plan(seed=3, epoch=1, batch_size=37)[0]
     with torch.no_grad():
@@ -48,7 +48,9 @@ def test_the_table_has_the_logits_of_every_picture(digits: ImageSet) -> None:
     logits = found.logits(plan, pictures)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
     assert (logits != found.logits(plan.roll(1, 0), pictures)).any()
-    torch.testing.assert_close(NetworkTeacher(model, CPU).logits(plan, pictures), expected)
+    torch.testing.assert_close(
+        NetworkTeacher(model, CPU, half=False).logits(plan, pictures), expected
+    )
 
 
 def test_the_divergence_is_its_formula() -> None:
@@ -92,10 +94,10 @@ def test_a_teacher_in_the_step_teaches_the_same(
 ) -> None:
     """Where the table would be too large, the network runs on the images of the step."""
     source = student.data.of(digits).source(CPU)
-    assert fits_in_table(source, CPU)
+    assert fits_in_table(source, half=False)
     [table] = train(student, digits, tmp_path / "table", teacher=teacher_run, options=QUIET)
     monkeypatch.setattr(teacher, "MAX_TABLE_BYTES", 1000)
-    assert not fits_in_table(source, CPU)
+    assert not fits_in_table(source, half=False)
     loaded = load_teacher(
         Run(teacher_run / "seed-0"), student, student.data.of(digits), source, CPU
     )

@@ -34,10 +34,9 @@ class Feed:
         self._full = False
 
     def start(self, plan: Tensor, first: int = 0) -> None:
-        """Begin with step ``first`` of a plan (steps, batch, columns)."""
+        """Begin with step ``first`` of a plan (steps, batch, columns). A stream decodes from now on."""
         self.close()
         self._waiting = self._inputs(plan, first)
-        self._fetch()
 
     def close(self) -> None:
         for event in self._copied:  # the slots of a closed stream are used again
@@ -58,7 +57,7 @@ class Feed:
                 to.copy_(value)
         if self._side is not None:
             self._read = torch.cuda.Event()
-            self._read.record()
+            self._read.record(torch.cuda.current_stream(self.device))
         self._full = False
 
     def fetch(self) -> None:
@@ -73,7 +72,7 @@ class Feed:
         if inputs is None:
             assert not needed, "a step was asked for after the last one of the plan"
             return
-        if self._side is None or inputs[1].device == self.device:
+        if self._side is None or inputs[1].is_cuda:  # computed there, by the stream that reads it
             self._buffer = inputs
         else:
             self._copy(inputs)
@@ -91,7 +90,7 @@ class Feed:
             for to, value in zip(self._buffer, inputs, strict=True):
                 to.copy_(value, non_blocking=True)
             event = torch.cuda.Event()
-            event.record()
+            event.record(self._side)
         self._copied.append(event)
 
     def _inputs(self, plan: Tensor, first: int) -> Iterator[Inputs]:
@@ -112,6 +111,7 @@ def first_inputs(source: Source, plan: Tensor, device: torch.device) -> Inputs:
     feed = Feed(source, device)
     try:
         feed.start(plan[:1])
+        feed.fetch()
         assert feed._buffer is not None
         inputs = empty_inputs(feed._buffer, device)
         feed.fill(inputs)

@@ -67,7 +67,7 @@ class Source(Protocol):
 class FinitePictures(Protocol):
     """What a source may offer besides: only finitely many pictures (an image, its crop and flip) can occur.
 
-    A teacher needs it, because it computes its logits for all of them before training (``train/teacher.py``).
+    A teacher then computes its logits for all of them before training (``train/teacher.py``).
     """
 
     def pictures(self) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
 """Which networks' kernels have passed their checks on this machine, so that the next process need not check them again.
 
 One small file per network, in ``$UNFLIP_CACHE/kernels`` (default: ``~/.cache/unflip/kernels``). Its name is a hash of
-everything that a check depends on: the kernels' sources, torch, Triton, CUDA, the driver, the GPU, and the networks
-with the shapes of their inputs. It contains the choices that were measured. If a file is missing or damaged, or cannot
-be written, the kernels are only checked again.
+everything that a check depends on: the sources of kernels, layers and methods, torch, Triton, CUDA, the driver, the
+GPU, and the networks with the shapes of their inputs. It contains the choices that were measured. If a file is missing
+or damaged, or cannot be written, the kernels are only checked again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ class Passed:
 
     def __init__(self, description: Iterable[str], device: torch.device) -> None:
         text = "\n".join([*_machine(device), *description])
-        self.path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        folder = _folder()
+        self.path = None if folder is None else folder / f"{name}.json"
 
     def recall(self) -> bool:
         """Whether the kernels have passed; restores what was measured then."""
+        if self.path is None:
+            return False
         try:
             content = json.loads(self.path.read_text())
             rows = {tuple(key): int(value) for key, value in content["rows"]}
@@ -40,6 +44,8 @@ class Passed:
         return True
 
     def remember(self) -> None:
+        if self.path is None:
+            return
         content = {"rows": [[list(key), value] for key, value in tuning.chosen_rows.items()]}
         part = self.path.with_suffix(f".{uuid.uuid4().hex}.part")
         with contextlib.suppress(OSError):
@@ -48,14 +54,19 @@ class Passed:
             part.replace(self.path)
 
 
-def _folder() -> Path:
-    chosen = os.environ.get("UNFLIP_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(chosen) if chosen else Path(base) / "unflip") / "kernels"
+def _folder() -> Path | None:
+    """None where there is no home folder."""
+    chosen, base = os.environ.get("UNFLIP_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if chosen:
+        return Path(chosen) / "kernels"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "unflip" / "kernels"
+    except RuntimeError:
+        return None
 
 
 def _machine(device: torch.device) -> list[str]:
-    versions: list[Any] = [torch.__version__, tuning.triton_version()]
+    versions: list[Any] = [device, torch.__version__, tuning.triton_version()]
     if device.type == "cuda":
         versions += [torch.version.cuda, torch.backends.cudnn.version()]
         versions += [torch.cuda.get_device_properties(device), _driver()]

@@ -88,7 +88,7 @@ class Kernels:
     def _description(self) -> list[str]:
         """Everything about the networks and their kernels that a check depends on."""
         allowed = cuda_kernels.allowed(), norm.allowed()
-        networks = sorted({f"{trial.family} {trial.half}" for trial in self.trials})
+        networks = sorted({f"{t.family} {t.half} {t.model}" for t in self.trials})
         return [_sources(), f"{self.networks} {allowed}", *networks]
 
     def _attach_product(self, scope: ExitStack) -> bool:
@@ -165,10 +165,11 @@ class Kernels:
 
 
 def _sources() -> str:
-    """A hash of all sources of the kernels."""
-    digest = hashlib.sha256()
-    for path in sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.cu")]):
-        digest.update(f"{path.relative_to(FOLDER)}\n".encode())
+    """A hash of the sources of the kernels, and of the layers and methods that they are compared with."""
+    package, digest = FOLDER.parent, hashlib.sha256()
+    plain = [package / "layers.py", package / "ste.py", *(package / "methods").rglob("*.py")]
+    for path in sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.cu"), *plain]):
+        digest.update(f"{path.relative_to(package)}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

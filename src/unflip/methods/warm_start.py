@@ -146,18 +146,18 @@ def _teach(
     mapping = binarizer.mapping
     for norm in _norms(mapping):
         norm.measuring = True
-    teacher = _Teacher(weight, labels, binarizer, predict, lr)
+    lessons = _Lessons(weight, labels, binarizer, predict, lr)
     share = 0.0
     for step in range(steps + 1):
         if step % CHECK_EVERY == 0 or step == steps:
-            share = teacher.share()
+            share = lessons.share()
         if share >= agreement or step == steps:
             break
-        teacher.step(lr * (1 - step / steps))
+        lessons.step(lr * (1 - step / steps))
     mapping.zero_grad(set_to_none=True)
 
 
-class _Teacher:
+class _Lessons:
     """Steps of Adam for one mapping network. On a GPU they are a CUDA graph: a step has a hundred short kernels."""
 
     def __init__(
@@ -181,7 +181,7 @@ class _Teacher:
     def step(self, lr: float) -> None:
         self._set_rate(lr)
         if self.on_gpu and self.steps == EAGER_STEPS:
-            self._capture()
+            self.graph = self._captured()
         if self.graph is not None:
             self.graph.replay()
         else:
@@ -203,9 +203,18 @@ class _Teacher:
             parameter.grad = grad
         self.optimizer.step()
 
-    def _capture(self) -> None:
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._step()
-        self.graph = graph
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._step()
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(
+                f"warm start without a CUDA graph, which takes longer, because capture failed: {reason}",
+                stacklevel=2,
+            )
+            return None
+        return graph

@@ -123,13 +123,16 @@ class Optimizer(_Part):
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
+DROP = 0.1  # what a learning rate is multiplied with, unless a recipe says otherwise
+
+
 class Schedule(_Part):
     """The factor on every learning rate in each epoch. ``factors``, if given, has one for each of ``at``."""
 
     name: Literal["constant", "cosine", "linear", "step"] = "constant"
     every: Count | None = None
     at: tuple[Count, ...] = ()
-    factor: Fraction = 0.1
+    factor: Fraction = DROP
     factors: tuple[Fraction, ...] = ()
 
     @model_validator(mode="after")
@@ -143,6 +146,10 @@ class Schedule(_Part):
         if self.factors and len(self.factors) != len(self.at):
             raise ValueError(
                 f"{len(self.factors)} factors do not fit {len(self.at)} steps: give one for each of at, or factor"
+            )
+        if self.factors and self.factor != DROP:
+            raise ValueError(
+                f"factor={self.factor} has no effect beside factors: remove one of them"
             )
         return self
 

@@ -191,7 +191,7 @@ def _trial(learner: Learner) -> Trial:
     return Trial(
         model=learner.model,
         half=learner.half,
-        family=f"{method} {recipe.model} {recipe.batch_size} {learner.source.spec.shape}",
+        family=f"{method} {recipe.model} {learner.images} {learner.source.spec.shape}",
         forward=lambda: learner.losses(*learner.next_inputs()),
         snapshot=learner.snapshot,
         restore=learner.restore,

@@ -90,6 +90,11 @@ def count_right(logits: Tensor, labels: Tensor, ranked: bool) -> Tensor:
     return torch.stack([first, (logits.topk(5, 1).indices == labels[:, None]).sum()])
 
 
+def in_half(recipe: Recipe, device: torch.device) -> bool:
+    """Whether training is in half precision."""
+    return device.type == "cuda" and recipe.precision == "float16"
+
+
 def images_per_batch(spec: InputSpec, pixels: int = TEST_PIXELS) -> int:
     """How many images are computed at once without gradients, so that memory does not grow with their size."""
     _, height, width = spec.shape
@@ -119,8 +124,9 @@ class Learner:
             )
         self.recipe, self.source, self.device, self.teacher = recipe, source, device, teacher
         self.ranks = ranks
+        self.images = recipe.batch_size // ranks.world  # per step, in this process
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.half = device.type == "cuda" and recipe.precision == "float16"
+        self.half = in_half(recipe, device)
         objective = Objective(self.model, recipe.distill)
         self.objective = ranks.averaging(objective, recipe)
         with torch.no_grad():
@@ -152,7 +158,7 @@ class Learner:
         self.random = any(
             isinstance(m, nn.Dropout) or getattr(m, "stochastic", False) for m in model.modules()
         )
-        self.stream = 0
+        self.random_stream = 0
         self.planned: tuple[int, int, Tensor] | None = None
         self.optimizer_keys = self._optimizer_state().keys()
 
@@ -163,7 +169,7 @@ class Learner:
         On a CPU only: a GPU would have to wait for the position.
         """
         if self.random and self.device.type == "cpu":
-            torch.manual_seed(mix(self.stream, int(self.position) + 1))
+            torch.manual_seed(mix(self.random_stream, int(self.position) + 1))
 
     def plan_ahead(self, seed: int, epoch: int) -> None:
         """Plan an epoch's batches while a GPU is still busy with the epoch before."""
@@ -171,7 +177,7 @@ class Learner:
         self.planned = (seed, epoch, plan)
 
     def start_epoch(self, seed: int, epoch: int, factor: float) -> None:
-        self.stream = mix(mix(seed, epoch), self.ranks.rank)
+        self.random_stream = mix(mix(seed, epoch), self.ranks.rank)
         if self.planned is None or self.planned[:2] != (seed, epoch):
             self.plan_ahead(seed, epoch)
         assert self.planned is not None

@@ -187,7 +187,7 @@ class LiveRun:
             "seed": self.seed,
             "epochs": self.recipe.epochs,
             "accuracy": last["accuracy"],
-            "top5": last["top5"],
+            "top5": last.get("top5"),
             "loss": last["loss"],
             "evaluated_on": "validation" if self.recipe.data.validation else "test",
             "seconds": round(self.seconds_before + seconds, 2),

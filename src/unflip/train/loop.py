@@ -28,7 +28,7 @@ from unflip.train.engine import Engine
 from unflip.train.gpu_lock import hold_gpu
 from unflip.train.health import TrainingStopped
 from unflip.train.job import Job, RunOptions
-from unflip.train.learner import Learner
+from unflip.train.learner import Learner, in_half
 from unflip.train.live_run import LiveRun, Position
 from unflip.train.progress import Progress
 from unflip.train.signals import interrupt, sigterm_as_ctrl_c, stop_signals
@@ -169,7 +169,7 @@ class _Training:
     def __init__(self, jobs: Sequence[Job], data: Dataset, options: RunOptions) -> None:
         self.jobs, self.data, self.options = jobs, data, options
         assert options.device is not None
-        self.device = torch.device(options.device)
+        self.device = _current(torch.device(options.device))
         self.first = distributed.rank() == 0
 
     def run(self) -> list[dict[str, Any]]:
@@ -244,7 +244,7 @@ class _Training:
                 )
             if folder not in found:
                 run = Run.find(folder)
-                if fits_in_table(source, self.device):
+                if fits_in_table(source, in_half(job.recipe, self.device)):
                     self._say(
                         f"computing the logits of the teacher in {run} for every crop and flip"
                     )
@@ -287,10 +287,7 @@ class _Training:
         if self.first:
             threads = torch.get_num_threads() if self.device.type == "cpu" else None
             if at is None:  # otherwise a checkpoint brings the weights
-                eager, quiet = self.options.eager, self.options.quiet
-                load_first_weights(
-                    job, model, self.data, self.device, eager=eager, quiet=quiet, memo=memo
-                )
+                load_first_weights(job, model, self.data, self.device, self.options, memo)
                 provenance.write(job.run, self.data.fingerprint, job.origins, threads)
             else:
                 self._warn_of_changes(job.run, threads)
@@ -389,7 +386,8 @@ class _Training:
                 saved_at = time.monotonic()
             if stopping:
                 interrupt(stop[0])
-            if engine.graph is None:
+            # Steps of a graph on resident images are launched far ahead of the GPU, and are over soon.
+            if engine.graph is None or not runs[0].learner.source.resident:
                 progress.step(epoch, step, steps)
         return saved_at
 
@@ -416,6 +414,15 @@ class _Training:
     def _save(self, runs: list[LiveRun], epoch: int, step: int) -> None:
         for run in runs if self.first else ():
             run.save(epoch, step)
+
+
+def _current(device: torch.device) -> torch.device:
+    """The device with its number, made the current one: streams and graphs are made there."""
+    if device.type != "cuda":
+        return device
+    number = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def _end_epoch(

@@ -23,7 +23,7 @@ from unflip.runs import provenance
 from unflip.runs.load import model_of, model_state
 from unflip.runs.run import Run
 from unflip.train.engine import Engine
-from unflip.train.job import Job
+from unflip.train.job import Job, RunOptions
 from unflip.train.learner import Learner
 
 
@@ -32,9 +32,7 @@ def load_first_weights(
     model: nn.Module,
     data: Dataset,
     device: torch.device,
-    *,
-    eager: bool,
-    quiet: bool,
+    options: RunOptions,
     memo: dict[str, Any] | None,
 ) -> None:
     """Bring the model to where its first epoch starts. ``memo`` is shared by runs that are prepared side by side."""
@@ -45,8 +43,8 @@ def load_first_weights(
         _refuse_other_start(job.recipe, start, data)
         load_twin(model, model_state(start.load_checkpoint().tensors))
     if job.recipe.method != "float":
-        preparation = Preparation(job, start, data, device, eager, quiet, memo)
-        with nullcontext() if eager else prediction_kernels(model, device):
+        preparation = Preparation(job, start, data, device, options, memo)
+        with nullcontext() if options.eager else prediction_kernels(model, device):
             job.recipe.resolved_method().prepare(model, preparation)
 
 
@@ -59,15 +57,14 @@ class Preparation:
         start: Run | Path | None,
         data: Dataset,
         device: torch.device,
-        eager: bool,
-        quiet: bool,
+        options: RunOptions,
         memo: dict[str, Any] | None,
     ) -> None:
         self.job, self.start, self.data, self.device = job, start, data, device
-        self.eager, self.quiet, self.memo = eager, quiet, memo
+        self.options, self.memo = options, memo
 
     def say(self, text: str) -> None:
-        if not self.quiet:
+        if not self.options.quiet:
             print(f"seed {self.job.seed}: {text}", flush=True)
 
     def branches(self, count: int, epochs: int, rate: float) -> tuple[nn.Module, list[nn.Module]]:
@@ -89,7 +86,7 @@ class Preparation:
             rate=rate,
             seed=self.start.seed,
             device=self.device,
-            eager=self.eager,
+            options=self.options,
         )
         return baseline, models
 
@@ -104,7 +101,7 @@ def train_branches(
     rate: float,
     seed: int,
     device: torch.device,
-    eager: bool = False,
+    options: RunOptions,
 ) -> list[nn.Module]:
     """Copies of ``baseline``, trained for ``epochs`` at ``rate`` times the recipe's learning rates, constant, each with
     another order of the data. ``recipe`` is the one that trained the baseline, which is left as it is."""
@@ -114,11 +111,12 @@ def train_branches(
             "supported"
         )
     short = recipe.model_copy(update={"epochs": epochs, "schedule": Schedule()})
-    with closing(data.source(device)) as source:
+    compiled, captured = options.compile and not options.eager, not options.eager
+    with closing(data.source(device, options.workers)) as source:
         learners = [
             Learner(short, copy.deepcopy(baseline).train(), source, device) for _ in range(count)
         ]
-        with Engine(learners, compiled=not eager, captured=not eager) as engine:
+        with Engine(learners, compiled=compiled, captured=captured) as engine:
             for epoch in range(epochs):
                 for branch, learner in enumerate(learners):
                     learner.start_epoch(mix(seed, branch), epoch, rate)

@@ -30,7 +30,7 @@ from unflip.recipes.schema import Recipe
 from unflip.runs import provenance
 from unflip.runs.load import model_of
 from unflip.runs.run import Run
-from unflip.train.learner import images_per_batch
+from unflip.train.learner import images_per_batch, in_half
 
 MAX_TABLE_BYTES = 8 * 2**30
 TABLE_PIXELS = 2000 * 32 * 32  # in a batch, while the table is computed
@@ -46,10 +46,10 @@ class Teacher(Protocol):
 class NetworkTeacher:
     """A network that computes its logits in the step."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, half: bool) -> None:
         self.model = model.eval().requires_grad_(False).to(device)
         self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.half = device.type == "cuda"
+        self.half = half
 
     @torch.no_grad()
     def logits(self, plan: Tensor, images: Tensor) -> Tensor:
@@ -64,12 +64,12 @@ class TableTeacher:
     ``table`` has one dimension per column of a plan (image, then crop and flip), and then the classes.
     """
 
-    def __init__(self, model: nn.Module, source: Source, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, source: Source, device: torch.device, half: bool) -> None:
         assert isinstance(source, FinitePictures)
         pictures = source.pictures()
         shape = (*pictures, len(source.spec.classes))
-        self.table = torch.empty(shape, dtype=_dtype(device), device=device)
-        network = NetworkTeacher(model, device)
+        self.table = torch.empty(shape, dtype=_dtype(half), device=device)
+        network = NetworkTeacher(model, device, half)
         for change in itertools.product(*map(range, pictures[1:])):
             self._fill(network, source, change)
 
@@ -89,16 +89,16 @@ class TableTeacher:
         return self.table[plan.unbind(-1)]
 
 
-def _dtype(device: torch.device) -> torch.dtype:
-    return torch.float16 if device.type == "cuda" else torch.float32
+def _dtype(half: bool) -> torch.dtype:
+    return torch.float16 if half else torch.float32
 
 
-def fits_in_table(source: Source, device: torch.device) -> bool:
+def fits_in_table(source: Source, half: bool) -> bool:
     """Whether a table of the logits for all pictures of ``source`` exists and is small enough."""
     if not isinstance(source, FinitePictures):
         return False
     logits = math.prod(source.pictures()) * len(source.spec.classes)
-    return logits * _dtype(device).itemsize <= MAX_TABLE_BYTES
+    return logits * _dtype(half).itemsize <= MAX_TABLE_BYTES
 
 
 def load_teacher(
@@ -117,6 +117,7 @@ def load_teacher(
             f"recipe {recipe.name} has data {differ[1]}, but its teacher in {run} has {differ[0]}. The teacher may "
             "have been trained on images that are held out here: train it on the same data."
         )
-    if fits_in_table(source, device):
-        return TableTeacher(model_of(run), source, device)
-    return NetworkTeacher(model_of(run), device)
+    half = in_half(recipe, device)
+    if fits_in_table(source, half):
+        return TableTeacher(model_of(run), source, device, half)
+    return NetworkTeacher(model_of(run), device, half)

@@ -133,13 +133,18 @@ def _check(x: Tensor, *others: Tensor) -> None:
             raise ValueError("sign_conv2d: a tensor is not in channels_last memory format")
 
 
+def product_shape(
+    x: Tensor, weight_shape: Sequence[int], stride: int, padding: int
+) -> tuple[int, ...]:
+    o, _, kh, kw = weight_shape
+    return x.shape[0], o, *output_size(size(x), (kh, kw), stride, padding)
+
+
 def empty_product(
     x: Tensor, weight_shape: Sequence[int], stride: int, padding: int, kind: int
 ) -> Tensor:
-    o, _, kh, kw = weight_shape
-    ho, wo = output_size(size(x), (kh, kw), stride, padding)
     return torch.empty(
-        (x.shape[0], o, ho, wo),
+        product_shape(x, weight_shape, stride, padding),
         dtype=product_type(weight_shape, kind),
         device=x.device,
         memory_format=torch.channels_last,
@@ -167,9 +172,11 @@ def forward(
 ) -> Tensor:
     """``halves`` are the signs to multiply with; ``signs`` only receives the gradient."""
     _check(x, halves)
-    y = empty_product(x, halves.shape, stride, padding, kind)
-    if y.dtype == torch.float16 and library.is_large(y.shape, halves.shape):
+    shape = product_shape(x, halves.shape, stride, padding)
+    in_half = product_type(halves.shape, kind) == torch.float16
+    if in_half and library.is_large(shape, halves.shape):
         return library.fprop(x, halves, stride, padding, kind)
+    y = empty_product(x, halves.shape, stride, padding, kind)
     by_triton = partial(triton_launch.fprop, x, halves, y, stride, padding, kind, networks)
     if not cuda or not _has_cuda(halves.shape, stride, padding, x, halves, y):
         by_triton()
