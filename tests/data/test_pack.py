@@ -275,7 +275,7 @@ def test_many_images_need_little_time_and_memory(tmp_path, samples):
     names = Names.of(
         f"train/n{number % 1000:08d}/image_{number:08d}.JPEG" for number in range(count)
     )
-    with PartialPack(out, {"names": "x"}) as partial:
+    with PartialPack(out, {"names": "x"}, np.zeros(count, np.uint64)) as partial:
         for _ in range(count // 1000):
             partial.append([image] * 1000)
         records = np.zeros(count, dtype=RECORD)

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from unflip.data import partial_pack
+from unflip.data import packing, partial_pack
 from unflip.data.errors import DataError
 from unflip.data.pack_format import index_path
 from unflip.data.packing import Encoding, pack_images
@@ -157,6 +158,60 @@ def test_other_options_or_images_do_not_resume(source, expected, out, write):
     (source / "train/n01440764/extra.png").unlink()
     pack_images(open_any(source), out, RESIZED)
     assert contents(out) == expected
+
+
+def longer(path: Path) -> None:
+    """Another image with the same name: what follows a JPEG's end does not matter."""
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+@pytest.mark.parametrize("layout", ["folders", "tars", "parquet", "pack"])
+def test_another_source_with_the_same_names_is_not_mixed_in(write, samples, tmp_path, out, layout):
+    others = [replace(sample, data=sample.data + b"x") for sample in samples]
+    sources = []
+    for number, images in enumerate((samples, others)):
+        source = write("folders" if layout == "pack" else layout, images)
+        if layout == "pack":
+            source = pack_images(open_any(source), tmp_path / f"{number}.pack", Encoding()).path
+        else:
+            source = source.rename(tmp_path / str(number))
+        sources.append(source)
+    begun(sources[0], out, 10)
+    with pytest.raises(DataError, match=r"begun with other images: .*n0.* has changed.*delete"):
+        pack_images(open_any(sources[1]), out, RESIZED)
+    pack_images(open_any(sources[0]), out, RESIZED)
+    with pytest.raises(DataError, match="made from other images"):
+        pack_images(open_any(sources[1]), out, RESIZED)
+
+
+def test_an_image_that_changes_later_does_not_stop_packing_that_resumes(source, out):
+    begun(source, out, 16)
+    longer(source / "val/n03028079/ILSVRC2012_val_00000005.JPEG")  # not packed yet
+    pack_images(open_any(source), out, RESIZED)
+    assert pack_images(open_any(source), out, RESIZED).header.images == 30  # complete
+    longer(source / "val/n03028079/ILSVRC2012_val_00000005.JPEG")
+    with pytest.raises(DataError, match="made from other images"):
+        pack_images(open_any(source), out, RESIZED)
+
+
+def test_a_skipped_image_that_was_repaired_is_packed(source, expected, out):
+    damaged = source / "train/n01440764/n01440764_002.JPEG"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"damaged")
+    begun(source, out, 16, skip_damaged=True)
+    damaged.write_bytes(whole)
+    pack_images(open_any(source), out, RESIZED, skip_damaged=True)
+    assert contents(out) == expected
+
+
+def test_a_name_does_not_run_into_a_key(write, out):
+    """ab.png of class c, and a.png of class bc, would otherwise be one text."""
+    store = open_any(write("folders"))
+    jobs = [
+        packing._job(replace(store, keys=keys, classes=keys), RESIZED, [["x"], [name]])
+        for name, keys in (("a", ("bc", "d")), ("ab", ("c", "d")))
+    ]
+    assert jobs[0] != jobs[1]
 
 
 def test_a_finished_pack_is_not_packed_again_or_overwritten(source, out):

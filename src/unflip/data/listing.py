@@ -75,6 +75,13 @@ class ListedPart(ABC):
     def lengths(self) -> Numbers | None:
         """Of each image in bytes; None if all images would have to be read for it."""
 
+    def marks(self) -> npt.NDArray[np.uint64]:
+        """A number per image that differs if its bytes do, as far as one can tell without reading them: its length."""
+        lengths = self.lengths()
+        if lengths is None:
+            raise NotImplementedError
+        return lengths.astype(np.uint64)
+
     def reading_chunks(self) -> list[Numbers]:
         """The numbers of the images in the order in which they are on the disk, in pieces to be read at once."""
         return in_chunks(np.arange(len(self), dtype=np.int64))

@@ -112,6 +112,10 @@ class PackPart:
         columns = (self.records["width"], self.records["height"])
         return np.stack(columns, axis=1).astype(np.int64)
 
+    def marks(self) -> npt.NDArray[np.uint64]:
+        """The CRC of each image: another one has another CRC."""
+        return self.records["crc"].astype(np.uint64)
+
     def reading_chunks(self) -> list[Numbers]:
         return in_chunks(np.argsort(self.records["offset"], kind="stable").astype(np.int64))
 

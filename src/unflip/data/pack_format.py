@@ -60,7 +60,7 @@ class Header:
     size: int | None  # short side in pixels, if the images were resized
     quality: int | None  # of the JPEG encoder, if the images were resized
     encoder: str | None
-    job: str  # hash of the source's names, labels and options
+    job: str  # hash of options, names, labels and lengths of the source's images
     skipped: int  # damaged images that were left out
     skipped_names: tuple[str, ...]  # the first of them
 

@@ -28,7 +28,7 @@ from unflip.data.pack_format import (
     content_hash,
     index_path,
 )
-from unflip.data.partial_pack import Encoded, Job, PartialPack
+from unflip.data.partial_pack import Encoded, Job, Marks, PartialPack
 from unflip.data.workers import results
 from unflip.pictures import PixelError, decode_rgb
 
@@ -51,6 +51,8 @@ class PartToPack(Protocol):
     def read(self, index: int) -> bytes: ...
 
     def name(self, index: int) -> str: ...
+
+    def marks(self) -> Marks: ...
 
     def reading_chunks(self) -> list[Numbers]: ...
 
@@ -128,11 +130,13 @@ def pack_images(
         raise DataError(f"{out} should end in {SUFFIX}, such as {out.with_suffix(SUFFIX)}.")
     names = [_relative_names(store, part) for part in (store.train, store.test)]
     job = _job(store, encoding, names)
+    marks = np.concatenate([store.train.marks(), store.test.marks()])
     if out.exists():
-        return _complete(out, job)
+        return _complete(out, job, marks)
     out.parent.mkdir(parents=True, exist_ok=True)
     plan = _Plan(store)
-    with PartialPack(out, job) as partial:
+    with PartialPack(out, job, marks[plan.numbers]) as partial:
+        _refuse_changed(partial, plan, names)
         _refuse_skipped(partial, plan, names, skip_damaged)
         chunks = plan.chunks_from(partial.done)
         report(partial.done, len(plan))
@@ -201,6 +205,19 @@ def _append(partial: PartialPack, images: list[Encoded], skip_damaged: bool) -> 
     )
 
 
+def _refuse_changed(partial: PartialPack, plan: _Plan, names: list[list[str]]) -> None:
+    """Images of two sources must not be mixed. A skipped image that has changed may be repaired: resume there."""
+    changed, skipped = partial.changed(), partial.all_entries()["length"] == 0
+    if (packed := np.flatnonzero(changed & ~skipped)).size:
+        raise DataError(
+            f"{partial.data_path} was begun with other images: {_name(names, int(plan.numbers[packed[0]]))} has changed "
+            f"since it was packed ({len(packed):,} of {partial.done:,} have). Give the same images to resume, or "
+            f"begin again: delete {partial.data_path.name} and {partial.journal_path.name}."
+        )
+    if changed.any():
+        partial.keep(int(np.argmax(changed)))
+
+
 def _refuse_skipped(
     partial: PartialPack, plan: _Plan, names: list[list[str]], skip_damaged: bool
 ) -> None:
@@ -228,6 +245,8 @@ def _index(
         records[column][plan.numbers] = entries[column]
     records["offset"][plan.numbers] = len(PACK_MAGIC) + np.cumsum(lengths) - lengths
     records["label"] = labels
+    marks = np.zeros(len(plan), np.uint64)
+    marks[plan.numbers] = entries["mark"]
     kept = records["length"] > 0
     for part, count in (("training", kept[: len(store.train)]), ("test", kept[len(store.train) :])):
         if not count.any():
@@ -247,7 +266,7 @@ def _index(
         pack_length=partial.length(),
         pack_hash=content_hash(records).hex(),
         layout=store.kind,
-        job=_job_hash(job),
+        job=_job_hash(job, marks),
         skipped=int((~kept).sum()),
         skipped_names=tuple(skipped),
         **encoding.plain(),
@@ -255,10 +274,10 @@ def _index(
     return header, records, bytes(block.block)
 
 
-def _complete(out: Path, job: Job) -> Pack:
+def _complete(out: Path, job: Job, marks: Marks) -> Pack:
     """The existing pack, if it was made from these images with these options."""
     pack = Pack(out)
-    if pack.header.job != _job_hash(job):
+    if pack.header.job != _job_hash(job, marks):
         raise DataError(
             f"{out} exists, and was made from other images or with other options. Give another OUT, or delete "
             f"{out.name} and {index_path(out).name}."
@@ -267,22 +286,22 @@ def _complete(out: Path, job: Job) -> Pack:
 
 
 def _job(store: StoreToPack, encoding: Encoding, names: list[list[str]]) -> Job:
-    """What must be the same to resume. Contents are not part of it: a damaged image may be repaired in between."""
-    text = "\0".join(name for part in names for name in part)
-    text += "\0".join((*store.keys, *store.classes))
+    """What must be the same to resume. Marks are not part of it: a damaged image may be repaired in between."""
+    text = "\0".join((*names[0], *names[1], *store.keys, *store.classes))
     return {
         "layout": store.kind,
         "training images": len(store.train),
         "test images": len(store.test),
         "names": short_hash(
-            text.encode("utf-8", "surrogateescape"), store.train.labels, store.test.labels
+            text.encode("utf-8", "surrogatepass"), store.train.labels, store.test.labels
         ),
         **encoding.plain(),
     }
 
 
-def _job_hash(job: Job) -> str:
-    return short_hash(json.dumps(job, sort_keys=True).encode())
+def _job_hash(job: Job, marks: Marks) -> str:
+    """By which a finished pack is recognized: options, names, and what the images were when they were packed."""
+    return short_hash(json.dumps(job, sort_keys=True).encode(), marks)
 
 
 def _relative_names(store: StoreToPack, part: PartToPack) -> list[str]:

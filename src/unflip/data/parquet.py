@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from unflip.data.errors import DamagedImage, DataError
 from unflip.data.listing import Labels, ListedPart, ListedStore, Names, Numbers, in_chunks, in_order
@@ -30,12 +31,14 @@ class Rows:
     def __init__(self, files: list[Path]) -> None:
         self.files = files
         self.blocks: list[tuple[int, int]] = []  # file and row group
+        self.sizes: list[int] = []  # of the blocks in bytes
         rows: list[int] = []
         labels: list[Labels] = []
         self.names: list[str] = []
         for number, file in enumerate(files):
-            for group, block_labels, names in _blocks(file):
+            for group, size, block_labels, names in _blocks(file):
                 self.blocks.append((number, group))
+                self.sizes.append(size)
                 rows.append(len(block_labels))
                 labels.append(block_labels)
                 self.names += names
@@ -84,6 +87,11 @@ class ParquetPart(ListedPart):
     def lengths(self) -> None:
         return None
 
+    def marks(self) -> npt.NDArray[np.uint64]:
+        """The size of each image's block, which is known without reading the images."""
+        sizes = np.repeat(np.array(self.rows.sizes, np.uint64), np.diff(self.rows.starts))
+        return sizes[self.order]
+
     def reading_chunks(self) -> list[Numbers]:
         """Whole blocks, since a part of one takes as long to read."""
         on_disk = np.argsort(self.order, kind="stable").astype(np.int64)
@@ -128,8 +136,8 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, Labels, list[str]]]:
-    """Number, labels and names of each block; the images themselves are not read."""
+def _blocks(path: Path) -> Iterator[tuple[int, int, Labels, list[str]]]:
+    """Number, bytes, labels and names of each block; the images themselves are not read."""
     with _opened(path) as file:
         _check_columns(path, file.schema_arrow)
         first = 0
@@ -140,7 +148,8 @@ def _blocks(path: Path) -> Iterator[tuple[int, Labels, list[str]]]:
                 raise DataError(f"{path} has an image without label. Remove the row.")
             paths = [(image or {}).get("path") for image in table.column("image").to_pylist()]
             names = [name or f"row-{first + row:08d}" for row, name in enumerate(paths)]
-            yield group, labels.to_numpy().astype(np.int64), names
+            size = file.metadata.row_group(group).total_byte_size
+            yield group, size, labels.to_numpy().astype(np.int64), names
             first += len(names)
 
 
@@ -158,7 +167,7 @@ def _check_columns(path: Path, schema: Any) -> None:
 
 def _has_labels(path: Path) -> bool:
     """Hugging Face writes -1 where there is no label."""
-    _, labels, _ = next(_blocks(path), (0, np.zeros(0), []))
+    _, _, labels, _ = next(_blocks(path), (0, 0, np.zeros(0), []))
     return len(labels) > 0 and int(labels[0]) >= 0
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from unflip.data.errors import DataError
 from unflip.data.pack_format import (
@@ -29,11 +30,20 @@ from unflip.data.pack_format import (
     index_path,
 )
 
-ENTRY = np.dtype([("length", "<u4"), ("width", "<u4"), ("height", "<u4"), ("crc", "<u4")])
+ENTRY = np.dtype(
+    [
+        ("length", "<u4"),
+        ("width", "<u4"),
+        ("height", "<u4"),
+        ("crc", "<u4"),
+        ("mark", "<u8"),  # of the image in the source, by which a change is noticed
+    ]
+)
 SKIPPED = 0x534B4950
 SYNC_EVERY = 4096  # entries between two calls of fsync
 
 Job = dict[str, Any]
+Marks = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -45,15 +55,15 @@ class Encoded:
     height: int
     problem: str = ""
 
-    def entry(self) -> tuple[int, int, int, int]:
-        return len(self.data), self.width, self.height, _check_value(self.data)
+    def entry(self, mark: int) -> tuple[int, int, int, int, int]:
+        return len(self.data), self.width, self.height, _check_value(self.data), mark
 
 
 class PartialPack:
-    """For a with block. ``entries`` has what is packed so far, in the order of reading."""
+    """For a with block. ``entries`` has what is packed so far, in the order of reading; ``marks`` has all images."""
 
-    def __init__(self, out: Path, job: Job) -> None:
-        self.out, self.job = out, job
+    def __init__(self, out: Path, job: Job, marks: Marks) -> None:
+        self.out, self.job, self.marks = out, job, marks
         self.data_path = out.with_name(out.name + ".part")
         self.journal_path = out.with_name(out.name + ".journal.part")
         self.entries: list[Records] = []
@@ -73,7 +83,8 @@ class PartialPack:
 
     def append(self, images: Iterable[Encoded]) -> None:
         images = list(images)
-        entries = np.array([image.entry() for image in images], dtype=ENTRY)
+        marks = self.marks[self.done : self.done + len(images)].tolist()
+        entries = np.array([i.entry(m) for i, m in zip(images, marks, strict=True)], dtype=ENTRY)
         self._write(self.data, self.data_path, b"".join(image.data for image in images))
         self._write(self.journal, self.journal_path, entries.tobytes())
         self._add(entries)
@@ -106,6 +117,17 @@ class PartialPack:
     def all_entries(self) -> Records:
         return np.concatenate(self.entries)
 
+    def changed(self) -> npt.NDArray[np.bool_]:
+        """For each image so far, whether it is another one in the source now."""
+        return self.all_entries()["mark"] != self.marks[: self.done]
+
+    def keep(self, count: int) -> None:
+        """Forget all images after the first ``count``."""
+        entries = self.all_entries()[:count]
+        self.entries, self.done = [], 0
+        self._add(entries)
+        self._cut(entries)
+
     def _add(self, entries: Records) -> None:
         self.entries.append(entries)
         self.done += len(entries)
@@ -128,7 +150,6 @@ class PartialPack:
 
     def _resume(self) -> Records:
         """The entries whose images are there. Both files are cut off after them."""
-        line = json.dumps(self.job, sort_keys=True).encode() + b"\n"
         begun, newline, rest = self.journal.read().partition(b"\n")
         if newline:
             self._check_job(begun)
@@ -138,18 +159,25 @@ class PartialPack:
         if not newline:  # new, or killed while the first line was written
             self.journal.truncate(0)
             self.journal.seek(0)
-            self._write(self.journal, self.journal_path, line)
+            self._write(self.journal, self.journal_path, self._line())
         if not len(entries):
             self.data.truncate(0)
             self.data.seek(0)
             self._write(self.data, self.data_path, PACK_MAGIC)
+        self._cut(entries)
+        return entries
+
+    def _cut(self, entries: Records) -> None:
+        """End both files after these entries."""
         for file, length in (
-            (self.journal, len(line) + entries.nbytes),
+            (self.journal, len(self._line()) + entries.nbytes),
             (self.data, len(PACK_MAGIC) + _bytes_of(entries)),
         ):
             file.truncate(length)
             file.seek(length)
-        return entries
+
+    def _line(self) -> bytes:
+        return json.dumps(self.job, sort_keys=True).encode() + b"\n"
 
     def _check_job(self, begun: bytes) -> None:
         try:
