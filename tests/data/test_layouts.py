@@ -180,6 +180,26 @@ def test_test_tars_without_labels_are_not_used(write, samples):
     assert len(open_store(root).test) == 6
 
 
+def test_a_tars_own_name_tells_its_part_before_its_folder(write):
+    root = write("tars")
+    for tar in list(root.glob("*.tar")):
+        (root / "training_sets").mkdir(exist_ok=True)
+        tar.rename(root / "training_sets" / tar.name)
+    store = open_store(root)
+    assert (len(store.train), len(store.test)) == (24, 6)
+
+
+@pytest.mark.parametrize(
+    "name", ["my-train-val-0.tar", "test-project-train-0.tar", "train-val/0.tar"]
+)
+def test_a_tar_in_both_parts_is_refused_by_name(write, name):
+    root = write("tars")
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / "imagenet1k-train-0001.tar").rename(root / name)
+    with pytest.raises(DataError, match=rf"{name} has both '.*' and .*Rename it"):
+        open_store(root)
+
+
 def test_tars_without_wnids_or_names_number_their_classes(write, samples):
     renamed = [
         type(s)(s.part, s.label, f"{number:05d}.jpg", s.data) for number, s in enumerate(samples)

@@ -208,7 +208,7 @@ def test_a_name_does_not_run_into_a_key(write, out):
     """ab.png of class c, and a.png of class bc, would otherwise be one text."""
     store = open_any(write("folders"))
     jobs = [
-        packing._job(replace(store, keys=keys, classes=keys), RESIZED, [["x"], [name]])
+        packing._job(replace(store, keys=keys, classes=("A", "B")), RESIZED, [["x"], [name]])
         for name, keys in (("a", ("bc", "d")), ("ab", ("c", "d")))
     ]
     assert jobs[0] != jobs[1]
@@ -323,10 +323,25 @@ def test_a_part_without_any_image_is_refused(source, out):
 
 def test_a_file_that_cannot_be_read_is_not_skipped_as_damaged(source, out):
     """A network that fails for a moment must not cost half of the images."""
-    store = open_any(source)
-    (source / "train/n01440764/n01440764_002.JPEG").unlink()
+    path = source / "train/n01440764/n01440764_002.JPEG"
+
+    def report(done: int, total: int) -> None:
+        path.unlink(missing_ok=True)
+
     with pytest.raises(DataError, match=r"n01440764_002\.JPEG cannot be read: .*No such file"):
-        pack_images(store, out, RESIZED, skip_damaged=True)
+        pack_images(open_any(source), out, RESIZED, skip_damaged=True, report=report)
+
+
+def test_a_broken_link_is_named_with_its_target(source, out):
+    path = source / "train/n01440764/n01440764_002.JPEG"
+    path.unlink()
+    path.symlink_to("/absent/a.jpg")
+    with pytest.raises(
+        DataError, match=r"002\.JPEG cannot be read.*link to /absent/a\.jpg.*remove"
+    ):
+        pack_images(open_any(source), out, RESIZED)
+    with pytest.raises(DataError, match="remove the link"):
+        open_any(source).fingerprint  # noqa: B018
 
 
 @pytest.mark.parametrize("options", [{"size": 0}, {"size": 20, "quality": 0}, {"quality": 101}])

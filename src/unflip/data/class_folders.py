@@ -50,14 +50,14 @@ class FolderPart(ListedPart):
             with open(self.name(index), "rb") as file:
                 return file.read()
         except OSError as error:
-            raise DataError(f"{self.name(index)} cannot be read: {error.strerror}.") from error
+            raise _unreadable(self.name(index), error) from error
 
     def name(self, index: int) -> str:
         return f"{self.folders[self.labels[index]]}/{self.names[index]}"
 
     def lengths(self) -> Numbers:
         names = (self.name(index) for index in range(len(self)))
-        return np.array([os.stat(name).st_size for name in names], dtype=np.int64)
+        return np.array([_length(name) for name in names], dtype=np.int64)
 
 
 def find_train(folder: Path) -> Path | None:
@@ -149,6 +149,22 @@ def _listed(folders: tuple[Path, ...], listing: Listing, keys: tuple[str, ...]) 
     names = [name for _, name in listing]
     order = in_order(labels, names, keys)
     return FolderPart(folders, labels[order], Names.of(names[i] for i in order))
+
+
+def _length(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> DataError:
+    problem = f"{path} cannot be read: {error.strerror}."
+    if os.path.islink(path):
+        return DataError(
+            f"{problem} It is a link to {os.readlink(path)}. Restore that, or remove the link."
+        )
+    return DataError(f"{problem} Check disk, network and permissions, or remove the file.")
 
 
 def _images(folder: Path) -> list[str]:

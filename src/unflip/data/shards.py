@@ -31,14 +31,15 @@ def parts_of(
 
     ImageNet is also published with test files that have no labels. Then the validation images are the test images.
     """
-    train = _named("train", folder, files)
+    named = [(path, _parts_named(path.relative_to(folder))) for path in files]
+    train = [path for path, parts in named if "train" in parts]
     if not train:
         raise DataError(
             f"{folder} has {len(files)} files such as {files[0].name}, but none with 'train' in its name. "
             "Name the files of training images train-*, and those of test images val-* or test-*."
         )
     for part in TEST_NAMES:
-        test = _named(part, folder, files)
+        test = [path for path, parts in named if part in parts]
         if test and labeled(test[0]):
             return train, test
     raise DataError(
@@ -47,10 +48,25 @@ def parts_of(
     )
 
 
-def _named(part: str, folder: Path, files: list[Path]) -> list[Path]:
-    """The files with ``part`` at the beginning of a word of their path: x-train-00.tar, train/00.tar."""
-    word = re.compile(rf"(?<![a-z]){part}", re.IGNORECASE)
-    return [path for path in files if word.search(path.relative_to(folder).as_posix())]
+def _parts_named(path: Path) -> set[str]:
+    """The parts at the beginning of a word of the file's own name (x-train-00.tar), else of its folder's.
+
+    A file in both parts would test a network on images that it was trained on.
+    """
+    for text in (path.name, path.parent.name):
+        parts = {
+            part
+            for part in ("train", *TEST_NAMES)
+            if re.search(rf"(?<![a-z]){part}", text, re.IGNORECASE)
+        }
+        if "train" in parts and len(parts) > 1:
+            raise DataError(
+                f"{path} has both {' and '.join(repr(part) for part in sorted(parts))} in {text!r}, so it is unclear "
+                "whether it holds training or test images. Rename it: train-*, val-* or test-*."
+            )
+        if parts:
+            return parts
+    return set()
 
 
 def numbered_classes(
