@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image, Transpose
 
 ORIENTATION = 0x0112  # the EXIF tag
+# Pillow knows many more, and starts Ghostscript for one of them. JPEG includes the MPO of some cameras.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+MOST_RATIO = 100  # long side to short side; resizing the short side of 1 × 30,000 pixels to 256 would take 6 GB
 
 
 class PixelError(ValueError):
@@ -26,9 +30,13 @@ def read_picture(path: str | os.PathLike[str], mode: str) -> Image:
 
     16-bit gray is scaled to 8 bits. Pillow would clip it instead, which turns most pixels white.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    with Image.open(path) as file:
+    try:
+        file = Image.open(path, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise _unknown(os.fspath(path)) from error
+    with file:
         return _upright(file, mode, os.fspath(path))
 
 
@@ -40,18 +48,26 @@ def decode_rgb(data: bytes, name: str) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as file:
+        with warnings.catch_warnings():
+            # Pillow only warns up to twice its limit.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            file = Image.open(io.BytesIO(data), formats=FORMATS)
+        with file:
             return _upright(file, "RGB", name)
-    except PixelError:
+    except (PixelError, MemoryError):  # a lack of memory is not the image's fault
         raise
     except UnidentifiedImageError as error:
-        raise PixelError(
-            f"{name} is not an image of a known format ({len(data):,} bytes); repair or remove it"
-        ) from error
+        raise _unknown(f"{name} ({len(data):,} bytes)") from error
     except Exception as error:  # a damaged file can raise nearly anything from a decoder
         raise PixelError(
             f"{name} cannot be decoded as an image: {error}; repair or remove it"
         ) from error
+
+
+def _unknown(name: str) -> PixelError:
+    return PixelError(
+        f"{name} is not an image of a known format ({', '.join(FORMATS)}); repair, convert or remove it"
+    )
 
 
 def _upright(file: Image, mode: str, name: str) -> Image:
@@ -59,6 +75,11 @@ def _upright(file: Image, mode: str, name: str) -> Image:
         raise PixelError(
             f"{name} has 32 bits per pixel (mode {file.mode}), of which the value of white is unknown; "
             "convert it to 8 or 16 bits"
+        )
+    if max(file.size) > MOST_RATIO * min(file.size):
+        raise PixelError(
+            f"{name} has {file.width} × {file.height} pixels: its long side is more than {MOST_RATIO} times its short "
+            "side; crop or remove it"
         )
     file.load()
     # Not ImageOps.exif_transpose: it copies upright images too, and fails where it cannot rewrite the other EXIF tags.

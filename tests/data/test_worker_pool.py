@@ -23,11 +23,15 @@ pytest.importorskip("PIL.Image")
 # Workers import it from a folder: a part of a store whose images are made up.
 PARTS = '''
 """Images of 4 x 4 pixels, all gray, as bright as the last byte of their number."""
+import struct
 import time
 import numpy as np
 
+HEADER = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 102, 0, 0, 54, 40, 4, 4, 1, 24, 0, 48, 0, 0, 0, 0)
+
 class Gray:
     slow = damaged = missing = -1
+    ending = ""
 
     def __init__(self, count):
         self.labels = np.arange(count) % 7
@@ -36,14 +40,14 @@ class Gray:
         return len(self.labels)
 
     def name(self, index):
-        return f"gray/{index}.ppm"
+        return f"gray/{index}.bmp{self.ending}"
 
     def read(self, index):
         if index == self.slow:
             time.sleep(60)
         if index == self.missing:
             raise KeyError("missing in the test")
-        data = b"P5 4 4 255 " + bytes([index % 256]) * 16
+        data = HEADER + bytes([index % 256]) * 48
         return data[:-9] if index == self.damaged else data
 '''
 
@@ -54,7 +58,7 @@ def gray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     monkeypatch.syspath_prepend(tmp_path)
     import gray_parts
 
-    def made(count: int, **odd: int) -> Decoder:
+    def made(count: int, **odd: object) -> Decoder:
         part = gray_parts.Gray(count)
         part.__dict__.update(odd)
         return Decoder(part, part, Transform(size=4, resize=4))
@@ -109,7 +113,7 @@ def test_a_killed_worker_is_reported_with_its_image(gray: Callable[..., Decoder]
             time.sleep(0.01)
         began = time.monotonic()
         os.kill(pids(pool)[current.index(20)], signal.SIGKILL)
-        with pytest.raises(DataError, match=r"killed while it decoded gray/20\.ppm.*memory"):
+        with pytest.raises(DataError, match=r"killed while it decoded gray/20\.bmp.*memory"):
             next(batches)
     assert time.monotonic() - began < 2
     assert not pool.close.alive, "the others have ended too"
@@ -120,7 +124,7 @@ def test_a_damaged_image_is_named_and_the_workers_live_on(gray: Callable[..., De
     with pool.stream(Use.TRAIN, iter([*batches_of(400, 50)][1:]), 50) as batches:
         time.sleep(0.2)  # by now the error is known, but the batches before it are not lost
         assert [len(next(batches)[0]) for _ in range(3)] == [50] * 3
-        with pytest.raises(DataError, match=r"gray/230\.ppm cannot be decoded as an image"):
+        with pytest.raises(DataError, match=r"gray/230\.bmp cannot be decoded as an image"):
             next(batches)
     with pool.stream(Use.TRAIN, iter([*batches_of(200, 50)][1:]), 50) as batches:
         assert len([*batches]) == 3
@@ -190,6 +194,29 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
         assert errors.count("Traceback") == bool(expected), errors
         assert expected in errors
         assert "leaked" not in errors
+
+
+def test_a_name_that_is_not_utf8_is_reported(gray: Callable[..., Decoder]) -> None:
+    pool = WorkerPool(gray(10, damaged=3, ending="\udcff"), 1)
+    try:
+        with (
+            pytest.raises(DataError, match=r"gray/3\.bmp\\udcff cannot be decoded"),
+            pool.stream(Use.TRAIN, batches_of(10, 10), 10) as batches,
+        ):
+            next(batches)
+    finally:
+        pool.close()
+
+
+def test_a_crop_that_fails_for_want_of_memory_names_the_image(
+    gray: Callable[..., Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crop(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Transform, "for_testing", crop)
+    with pytest.raises(DataError, match=r"Memory ran out while gray/0\.bmp.*--image-workers"):
+        gray(10).decoded(Use.TEST, next(batches_of(10, 10)))
 
 
 def test_too_many_workers_are_refused(gray: Callable[..., Decoder]) -> None:

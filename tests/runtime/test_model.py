@@ -370,10 +370,9 @@ def test_predict_scales_sixteen_bits(files: Files, tmp_path: Path) -> None:
         Image.fromarray(values).save(tmp_path / f"{name}.png", exif=exif)
     shallow, deep = (read_image(tmp_path / f"{name}.png", model) for name in ("8", "16"))
     assert np.array_equal(shallow, deep)
-    for mode, kind in (("I", np.int32), ("F", np.float32)):
-        Image.fromarray(pixels.astype(kind)).save(tmp_path / "deep.tiff")
-        with pytest.raises(ValueError, match=rf"deep\.tiff has 32 bits per pixel \(mode {mode}\)"):
-            read_image(tmp_path / "deep.tiff", model)
+    Image.fromarray(pixels.astype(np.float32)).save(tmp_path / "deep.tiff")
+    with pytest.raises(ValueError, match=r"deep\.tiff is not an image of a known format \(JPEG"):
+        read_image(tmp_path / "deep.tiff", model)
 
 
 def test_predict_says_what_is_wrong(
@@ -389,7 +388,8 @@ def test_predict_says_what_is_wrong(
     assert "x.png" in missing.err
     (tmp_path / "x.png").write_bytes(b"no image")
     assert (
-        "cannot identify image file" in unflip("predict", files["residual"], tmp_path / "x.png").err
+        "is not an image of a known format"
+        in unflip("predict", files["residual"], tmp_path / "x.png").err
     )
 
 

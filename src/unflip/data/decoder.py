@@ -52,12 +52,16 @@ class Decoder:
                 begin(index)
             try:
                 image = decode_rgb(part.read(index), part.name(index))
+                if use is Use.TRAIN:
+                    out[number] = transform.for_training(image, key)
+                else:
+                    out[number] = transform.for_testing(image)
             except PixelError as error:
                 raise DataError(f"{error}.") from error
-            if use is Use.TRAIN:
-                out[number] = transform.for_training(image, key)
-            else:
-                out[number] = transform.for_testing(image)
+            except MemoryError as error:
+                raise DataError(
+                    f"Memory ran out while {part.name(index)} was decoded. Use fewer workers: --image-workers N."
+                ) from error
 
     def decoded(self, use: Use, rows: Rows) -> Pixels:
         """The images of ``rows``, decoded in this process."""

@@ -103,7 +103,13 @@ class Encoding:
             return Encoded(data, picture.width, picture.height)
         small = _shrunk(picture, self.size)
         file = io.BytesIO()
-        small.save(file, "JPEG", quality=self.quality)
+        try:
+            small.save(file, "JPEG", quality=self.quality)
+        except (OSError, ValueError) as error:  # JPEG has at most 65,500 pixels per side
+            raise PixelError(
+                f"{name} cannot be encoded as a JPEG of {small.width} × {small.height} pixels: {error}; "
+                "crop or remove it, or give a smaller --size"
+            ) from error
         return Encoded(file.getvalue(), small.width, small.height)
 
     def plain(self) -> dict[str, Any]:
@@ -208,11 +214,13 @@ def _append(partial: PartialPack, images: list[Encoded], skip_damaged: bool) -> 
 def _refuse_changed(partial: PartialPack, plan: _Plan, names: list[list[str]]) -> None:
     """Images of two sources must not be mixed. A skipped image that has changed may be repaired: resume there."""
     changed, skipped = partial.changed(), partial.all_entries()["length"] == 0
-    if (packed := np.flatnonzero(changed & ~skipped)).size:
+    packed = np.flatnonzero(changed & ~skipped)
+    if len(packed):
+        name = _name(names, int(plan.numbers[packed[0]]))
         raise DataError(
-            f"{partial.data_path} was begun with other images: {_name(names, int(plan.numbers[packed[0]]))} has changed "
-            f"since it was packed ({len(packed):,} of {partial.done:,} have). Give the same images to resume, or "
-            f"begin again: delete {partial.data_path.name} and {partial.journal_path.name}."
+            f"{partial.data_path} was begun with other images: {name} has changed since it was packed "
+            f"({len(packed):,} of {partial.done:,} have). Give the same images to resume, or begin again: "
+            f"delete {partial.data_path.name} and {partial.journal_path.name}."
         )
     if changed.any():
         partial.keep(int(np.argmax(changed)))

@@ -27,9 +27,8 @@ REPORT = struct.Struct("4q")
 LONGEST_ERROR = 16_000
 IDLE = -1
 DATA_ERROR, OTHER_ERROR = b"D", b"E"  # an error message begins with one of these
-CONTROL_BYTES = (
-    mmap.ALLOCATIONGRANULARITY
-)  # for each worker, the use and number of the image it is decoding
+# For each worker, the use and number of the image it is decoding.
+CONTROL_BYTES = mmap.ALLOCATIONGRANULARITY
 MOST_WORKERS = CONTROL_BYTES // 16
 
 
@@ -66,18 +65,15 @@ class Worker:
         try:
             self.decoder.fill(use, rows, images, begin)
         except DataError as error:
-            return DATA_ERROR + str(error).encode()[:LONGEST_ERROR]
+            return DATA_ERROR + str(error).encode(errors="backslashreplace")[:LONGEST_ERROR]
         except Exception:
-            return OTHER_ERROR + traceback.format_exc().encode()[-LONGEST_ERROR:]
+            return (
+                OTHER_ERROR
+                + traceback.format_exc().encode(errors="backslashreplace")[-LONGEST_ERROR:]
+            )
         finally:
             current[self.number] = IDLE
         return b""
-
-
-CONTROL_BYTES = (
-    mmap.ALLOCATIONGRANULARITY
-)  # for each worker the use and number of the image it is decoding
-MOST_WORKERS = CONTROL_BYTES // 16
 
 
 def mapped(fd: int, offset: int, length: int) -> Pixels:

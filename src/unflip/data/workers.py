@@ -37,7 +37,10 @@ def results(
     Closing the generator ends the processes.
     """
     if workers == 1:
-        yield from (function(shared, task) for task in tasks)
+        try:
+            yield from (function(shared, task) for task in tasks)
+        except MemoryError:
+            raise _no_memory() from None
         return
     with ExitStack() as stack:
         pool = [stack.enter_context(_Worker(function, shared)) for _ in range(workers)]
@@ -104,6 +107,12 @@ class _Worker:
         )
 
 
+def _no_memory() -> WorkerError:
+    return WorkerError(
+        "memory ran out. Use fewer workers (--workers N), or end other programs. The same command resumes."
+    )
+
+
 def _serve(pipe: Connection, function: Callable[[Any, Any], Any], shared: Any) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -121,5 +130,7 @@ def _answer(function: Callable[[Any, Any], Any], shared: Any, task: Any) -> tupl
         return function(shared, task), None
     except (Foreseen, ValueError) as error:
         return None, error
+    except MemoryError:
+        return None, _no_memory()
     except Exception:
         return None, WorkerError(traceback.format_exc())
