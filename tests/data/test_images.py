@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -197,6 +198,8 @@ def test_a_run_is_trained_packed_and_evaluated(
     done = unflip("pack", tmp_path / "run", "-o", tmp_path / "a.unflip")
     assert done.code == 0, done.err
     command = ("evaluate", tmp_path / "a.unflip", "images", "--data", layouts["images.pack"])
-    done = unflip(*command, "--size", 16, "--resize", 18)
+    done = unflip(*command, "--resize", 18)
     assert done.code == 0, done.err
     assert f"{result['accuracy']:.2f} % of 11 test images of images are right" in done.out
+    assert "resized to 18 pixels, and the center of 16 was cropped" in done.out
+    assert json.loads(unflip(*command, "--json").out)["resize"] == 18  # 8/7 of the network's input

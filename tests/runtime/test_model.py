@@ -422,7 +422,10 @@ def test_evaluate_refuses_images_that_mean_nothing_to_the_network(
     net = models.create("resnet20", "dorefa", in_channels=1, width=16).eval()
     path = tmp_path / "letters.unflip"
     library.pack(net, torch.randn(1, 1, 8, 8), path, labels=list("abcdefghij"))
-    assert "knows the classes ['a'" in unflip("evaluate", path, "digits").err
+    refusal = unflip("evaluate", path, "digits").err
+    assert "class 0 of 10 is 'a' in the file and '0' in the data set" in refusal
+    library.pack(net, torch.randn(1, 1, 8, 8), path, labels=["0", *"bcdefghij"])
+    assert "class 1 of 10 is 'b'" in unflip("evaluate", path, "digits").err
 
 
 def test_bench(unflip: Callable[..., Any], files: Files) -> None:

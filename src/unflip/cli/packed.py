@@ -157,13 +157,16 @@ def evaluate(
         int | None,
         typer.Option(
             min=1,
-            help="Image size for the data sets folder and images; the same as data.size in the recipe.",
+            help="Image size for the data sets folder and images: data.size in the recipe. "
+            "Default for images: the network's input.",
         ),
     ] = None,
     resize: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Short side before the crop, for the data set images: data.resize."
+            min=1,
+            help="Short side before the crop, for the data set images: data.resize in the recipe. "
+            "Default: 8/7 of the size.",
         ),
     ] = None,
     uses: Uses = None,
@@ -180,6 +183,8 @@ def evaluate(
     for module in uses or ():
         use(module)
     network = _classifier(model, threads)
+    if dataset == "images" and size is None:
+        size = network.input_shape[-1]
     given = {"size": size, "resize": resize}
     images = load_images(dataset, data, **{k: v for k, v in given.items() if v is not None})
     batches = _test_batches(images, dataset)
@@ -188,12 +193,26 @@ def evaluate(
     accuracy, each = 100 * right / count, seconds / count
     if as_json:
         found = {"accuracy": accuracy, "right": right, "images": count, "seconds": seconds}
-        print(json.dumps(found))
+        print(json.dumps(found | _cropped(images)))
         return
     print(
         f"{accuracy:.2f} % of {count:,} test images of {dataset} are right; {each * 1e3:.3f} ms per image "
         f"({network.threads} thread{'s' if network.threads > 1 else ''}, {network.isa})"
     )
+    if crop := _cropped(images):
+        print(
+            f"their short side was resized to {crop['resize']} pixels, and the center of {crop['size']} was cropped; "
+            "--resize should be data.resize of the recipe"
+        )
+
+
+def _cropped(images: Dataset) -> dict[str, int]:
+    """How test images were prepared. A packed network does not record it, and accuracy depends on it."""
+    from unflip.data.images import ImagesDataset
+
+    if not isinstance(images, ImagesDataset):
+        return {}
+    return {"size": images.transform.size, "resize": images.transform.resize}
 
 
 def _refuse_others(network: Model, path: Path, spec: InputSpec, dataset: str) -> None:
@@ -203,9 +222,18 @@ def _refuse_others(network: Model, path: Path, spec: InputSpec, dataset: str) ->
         raise ValueError(
             f"{path} takes images of {network.input_shape}, those of {dataset} are {shape}"
         )
-    if (network.labels or classes) != classes or network.output_shape != (len(classes),):
+    if network.output_shape != (len(classes),):
         raise ValueError(
-            f"{path} knows the classes {network.labels or network.output_shape}, {dataset} has {classes}"
+            f"{path} has {network.output_shape[0]:,} outputs, and {dataset} has {len(classes):,} classes"
+        )
+    labels = network.labels or classes
+    if labels != classes:
+        first = next(
+            n for n, pair in enumerate(zip(labels, classes, strict=True)) if len({*pair}) > 1
+        )
+        raise ValueError(
+            f"{path} and {dataset} have different classes: class {first} of {len(classes):,} is {labels[first]!r} in "
+            f"the file and {classes[first]!r} in the data set"
         )
 
 
