@@ -35,6 +35,26 @@ def test_packing_prints_what_was_packed(write, tmp_path, capsys):
     assert "set.pack is complete: 24 training" in capsys.readouterr().out
 
 
+def test_files_that_are_left_out_are_counted(write, tmp_path, capsys):
+    source = write("folders")
+    (source / "train/n01440764/y.tif").write_bytes(b"")
+    (source / "train/n02102040/more.jpg").mkdir()
+    (source / "train/n01440764/.hidden.jpg").write_bytes(b"")
+    (source / "val/n02102040/z.txt").write_bytes(b"")
+    expected = "3: train/n01440764/y.tif, train/n02102040/more.jpg/, val/n02102040/z.txt"
+    show_data(source)
+    printed = capsys.readouterr().out
+    assert expected in printed
+    assert "24, 7 to 9 per class" in printed
+    pack_data(source, tmp_path / "set.pack", workers=1)
+    assert f"files and folders that are ignored: {expected}\n" in capsys.readouterr().out
+
+
+def test_a_class_without_test_images_is_shown(write, samples, capsys):
+    show_data(write("folders", [s for s in samples if s.part == "train" or s.label]))
+    assert "4, 0 to 2 per class" in capsys.readouterr().out
+
+
 def test_commands_and_code_of_the_page_run(write, tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     commands = [

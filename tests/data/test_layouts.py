@@ -153,6 +153,8 @@ def test_odd_members_of_tars(write, samples):
         ({"a.jpg": b"x", "a.cls": b"9" * 40}, r"a\.cls holds"),
         ({"a.jpg": b"x", "a.cls": b"7"}, "labels up to 7, but no training image with label 3"),
         ({"a.jpg": b"x", "a.png": b"x", "a.cls": b"1"}, r"two images with the key a: a\.jpg"),
+        ({"a.jpg": b"x", "a.cls": b"1", "a.CLS": b"0"}, r"two labels with the key a\. Remove one"),
+        ({"a.tif": b"x", "a.cls": b"1"}, r"a\.cls is the label of no image.*\.webp\. Add the"),
     ],
 )
 def test_wrong_tars_are_refused_by_name(write, members, message):
@@ -161,6 +163,19 @@ def test_wrong_tars_are_refused_by_name(write, members, message):
         for name, data in members.items():
             add(tar, name, data)
     with pytest.raises(DataError, match=message):
+        open_store(root)
+
+
+def test_a_hard_link_in_a_tar_is_refused_by_name(write):
+    root = write("tars")
+    with tarfile.open(root / "imagenet1k-train-0001.tar", "a") as tar:
+        add(tar, "n01440764_900.cls", b"0")
+        member = tarfile.TarInfo("n01440764_900.jpg")
+        member.type, member.linkname = tarfile.LNKTYPE, "n01440764_001.jpg"
+        tar.addfile(member)
+    with pytest.raises(
+        DataError, match=r"900\.jpg is a hard link to n01440764_001\.jpg.*--hard-deref"
+    ):
         open_store(root)
 
 

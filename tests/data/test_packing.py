@@ -324,6 +324,28 @@ def test_a_part_without_any_image_is_refused(source, out):
     assert not out.exists()
 
 
+def test_a_class_without_any_training_image_is_refused(source, out):
+    for path in (source / "train/n02102040").iterdir():
+        path.write_bytes(b"damaged")
+    with pytest.raises(DataError, match="no training image of class n02102040 that can be decoded"):
+        pack_images(open_any(source), out, RESIZED, skip_damaged=True)
+    assert not out.exists()
+
+
+def test_an_out_that_cannot_be_written_says_what_to_do(source, out, tmp_path):
+    pack_images(open_any(source), out, RESIZED)
+    index_path(out).unlink()
+    with pytest.raises(DataError, match=r"index does not exist.*delete a\.pack first"):
+        pack_images(open_any(source), out, RESIZED)
+    (tmp_path / "folder.pack").mkdir()
+    with pytest.raises(DataError, match=r"folder\.pack is a folder\. Give the pack to write"):
+        pack_images(open_any(source), tmp_path / "folder.pack", RESIZED)
+    with pytest.raises(
+        DataError, match=r"cannot be made: (Not a directory|File exists).*another OUT"
+    ):
+        pack_images(open_any(source), out / "b.pack", RESIZED)
+
+
 def test_a_file_that_cannot_be_read_is_not_skipped_as_damaged(source, out):
     """A network that fails for a moment must not cost half of the images."""
     path = source / "train/n01440764/n01440764_002.JPEG"

@@ -63,6 +63,7 @@ def pack_data(
 
     The same command resumes after Ctrl-C, kill or a full disk. OUT and OUT.index belong together: copy both.
     """
+    from unflip.data.describe import ignored
     from unflip.data.errors import DataError
     from unflip.data.packing import DEFAULT_QUALITY, Encoding, pack_images
     from unflip.data.store import open_any
@@ -73,9 +74,12 @@ def pack_data(
         )
     encoding = Encoding(size, quality or DEFAULT_QUALITY)
     before = out.exists()
+    store = open_any(src)
+    if others := ignored(store):
+        print(f"files and folders that are ignored: {others}")
     with Progress(f"packing {src}") as progress:
         packed = pack_images(
-            open_any(src),
+            store,
             out,
             encoding,
             skip_damaged=skip_damaged,

@@ -41,9 +41,11 @@ Listing = list[tuple[int, str]]
 class FolderPart(ListedPart):
     """Images in one folder per class; ``folders`` has the folder of each label."""
 
-    def __init__(self, folders: tuple[Path, ...], labels: Labels, names: Names) -> None:
+    def __init__(
+        self, folders: tuple[Path, ...], labels: Labels, names: Names, ignored: Names
+    ) -> None:
         super().__init__(labels, names)
-        self.folders = folders
+        self.folders, self.ignored = folders, ignored
 
     def read(self, index: int) -> bytes:
         try:
@@ -110,19 +112,21 @@ def _test_part(folder: Path, train: Path, keys: tuple[str, ...]) -> FolderPart:
 
 def _part(part: Path, keys: tuple[str, ...]) -> FolderPart:
     listing: Listing = []
+    ignored: list[str] = []
     label_of = {key: label for label, key in enumerate(keys)}
     for key in class_folders(part):
         if key not in label_of:
             raise DataError(
                 f"{part / key} is a class without training images. Remove it, or add a folder {key} under train."
             )
-        files = _images(part / key)
+        files, others = _images(part / key)
+        ignored += others
         if not files:
             raise DataError(
                 f"{part / key} holds no image ({', '.join(SUFFIXES)}). Add some, or remove the folder."
             )
         listing.extend((label_of[key], name) for name in files)
-    return _listed(tuple(part / key for key in keys), listing, keys)
+    return _listed(tuple(part / key for key in keys), listing, keys, ignored)
 
 
 def _solved_part(part: Path, solution: Path, keys: tuple[str, ...]) -> FolderPart:
@@ -131,7 +135,8 @@ def _solved_part(part: Path, solution: Path, keys: tuple[str, ...]) -> FolderPar
     with solution.open(newline="", encoding="utf-8") as file:
         answers = {row[0]: row[1].split() for row in csv.reader(file) if len(row) == 2}
     listing: Listing = []
-    for name in _images(part):
+    images, ignored = _images(part)
+    for name in images:
         answer = answers.get(name.partition(".")[0])
         if not answer or answer[0] not in label_of:
             raise DataError(
@@ -141,14 +146,18 @@ def _solved_part(part: Path, solution: Path, keys: tuple[str, ...]) -> FolderPar
         listing.append((label_of[answer[0]], name))
     if not listing:
         raise DataError(f"{part} holds no image ({', '.join(SUFFIXES)}). Unpack the images there.")
-    return _listed((part,) * len(keys), listing, keys)
+    return _listed((part,) * len(keys), listing, keys, ignored)
 
 
-def _listed(folders: tuple[Path, ...], listing: Listing, keys: tuple[str, ...]) -> FolderPart:
+def _listed(
+    folders: tuple[Path, ...], listing: Listing, keys: tuple[str, ...], ignored: list[str]
+) -> FolderPart:
     labels = np.array([label for label, _ in listing], dtype=np.int64)
     names = [name for _, name in listing]
     order = in_order(labels, names, keys)
-    return FolderPart(folders, labels[order], Names.of(names[i] for i in order))
+    return FolderPart(
+        folders, labels[order], Names.of(names[i] for i in order), Names.of(sorted(ignored))
+    )
 
 
 def _length(path: str) -> int:
@@ -167,6 +176,12 @@ def _unreadable(path: str, error: OSError) -> DataError:
     return DataError(f"{problem} Check disk, network and permissions, or remove the file.")
 
 
-def _images(folder: Path) -> list[str]:
+def _images(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of the images, and the paths of what is ignored: other files, and folders. Hidden ones are neither."""
     with os.scandir(folder) as found:
-        return [entry.name for entry in found if is_image(entry.name)]
+        entries = [entry for entry in found if not entry.name.startswith(".")]
+    images = [entry.name for entry in entries if is_image(entry.name) and not entry.is_dir()]
+    there = set(images)
+    return images, [
+        entry.path + "/" * entry.is_dir() for entry in entries if entry.name not in there
+    ]

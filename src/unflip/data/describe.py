@@ -14,7 +14,7 @@ from unflip.data.pack_format import Header
 from unflip.data.workers import results
 from unflip.pictures import PixelError, decode_rgb
 
-SHOWN = 5  # classes
+SHOWN = 5  # classes, and ignored files
 
 Store = Pack | ListedStore
 Row = tuple[str, str]
@@ -24,8 +24,12 @@ def rows(store: Store) -> list[Row]:
     """Lines of a table about the images."""
     parts: list[tuple[str, PackPart | ListedPart]]
     parts = [("training images", store.train), ("test images", store.test)]
+    classes = len(store.keys)
     found = [("layout", store.kind), ("classes", _classes(store))]
-    found += [(name, f"{len(part):,}, {_per_class(part.labels)} per class") for name, part in parts]
+    found += [
+        (name, f"{len(part):,}, {_per_class(part.labels, classes)} per class")
+        for name, part in parts
+    ]
     lengths = [known for _, part in parts if (known := part.lengths()) is not None]
     if lengths:
         found.append(("bytes per image", _spread(np.concatenate(lengths))))
@@ -34,7 +38,19 @@ def rows(store: Store) -> list[Row]:
         sizes = np.concatenate([store.train.sizes(), store.test.sizes()])
         found += [("width", _spread(sizes[:, 0])), ("height", _spread(sizes[:, 1]))]
         found += _made(store.header)
+    if others := ignored(store):
+        found.append(("ignored", others))
     return [*found, *((f"fingerprint of {name}", text) for name, text in store.fingerprint.items())]
+
+
+def ignored(store: Store) -> str:
+    """Number and first names of the files and folders in class folders that are not read; empty if there are none."""
+    if isinstance(store, Pack):
+        return ""
+    names = [*store.train.ignored, *store.test.ignored]
+    shown = ", ".join(name.removeprefix(f"{store.path}/") for name in names[:SHOWN])
+    more = ", …" if len(names) > SHOWN else ""
+    return f"{len(names):,}: {shown}{more}" if names else ""
 
 
 def damaged(store: Store, workers: int) -> Iterator[tuple[int, list[str]]]:
@@ -84,8 +100,8 @@ def _classes(store: Store) -> str:
     return f"{len(store.keys):,}: {shown}{more}"
 
 
-def _per_class(labels: Numbers) -> str:
-    counts = np.unique(labels, return_counts=True)[1]
+def _per_class(labels: Numbers, classes: int) -> str:
+    counts = np.bincount(labels, minlength=classes)
     low, high = int(counts.min()), int(counts.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 

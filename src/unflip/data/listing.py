@@ -57,6 +57,8 @@ class Names(Sequence[str]):
 class ListedPart(ABC):
     """The training or the test images of a layout. ``read`` opens files when it is called: a part can be pickled."""
 
+    ignored: Sequence[str] = ()  # files beside the images that are not read
+
     def __init__(self, labels: Labels, names: Names) -> None:
         self.labels, self.names = labels, names
 

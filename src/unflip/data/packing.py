@@ -134,12 +134,14 @@ def pack_images(
     """
     if out.suffix != SUFFIX:
         raise DataError(f"{out} should end in {SUFFIX}, such as {out.with_suffix(SUFFIX)}.")
+    if out.is_dir():
+        raise DataError(f"{out} is a folder. Give the pack to write: {out / out.name}")
     names = [_relative_names(store, part) for part in (store.train, store.test)]
     job = _job(store, encoding, names)
     marks = np.concatenate([store.train.marks(), store.test.marks()])
     if out.exists():
         return _complete(out, job, marks)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(out.parent)
     plan = _Plan(store)
     with PartialPack(out, job, marks[plan.numbers]) as partial:
         _refuse_changed(partial, plan, names)
@@ -261,6 +263,14 @@ def _index(
             raise DataError(
                 f"{store.path} has no {part} image that can be decoded. Repair the images."
             )
+    left = np.bincount(
+        labels[: len(store.train)][kept[: len(store.train)]], minlength=len(store.keys)
+    )
+    if not left.all():
+        raise DataError(
+            f"{store.path} has no training image of class {store.keys[int(np.argmin(left))]} that can be decoded. "
+            "Repair some, or remove the class."
+        )
     block = Names.of(_name(names, number) for number in np.flatnonzero(kept).tolist())
     skipped = [_name(names, number) for number in np.flatnonzero(~kept)[:NAMED].tolist()]
     records = records[kept]
@@ -284,13 +294,27 @@ def _index(
 
 def _complete(out: Path, job: Job, marks: Marks) -> Pack:
     """The existing pack, if it was made from these images with these options."""
-    pack = Pack(out)
+    try:
+        pack = Pack(out)
+    except DataError as error:
+        raise DataError(
+            f"{out} exists, but cannot be opened. {error} To pack again, delete {out.name} first."
+        ) from error
     if pack.header.job != _job_hash(job, marks):
         raise DataError(
             f"{out} exists, and was made from other images or with other options. Give another OUT, or delete "
             f"{out.name} and {index_path(out).name}."
         )
     return pack
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be made: {error.strerror} ({error.filename}). Choose another OUT."
+        ) from error
 
 
 def _job(store: StoreToPack, encoding: Encoding, names: list[list[str]]) -> Job:

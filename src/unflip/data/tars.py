@@ -14,6 +14,7 @@ import numpy as np
 
 from unflip.data.errors import DamagedImage, DataError
 from unflip.data.listing import (
+    SUFFIXES,
     Labels,
     ListedPart,
     ListedStore,
@@ -120,14 +121,29 @@ def _images(number: int, tar: Path) -> Iterator[Found]:
     labels: dict[str, int] = {}
     for file, member in _members(tar):
         key = _key(member.name)
+        if not (is_image(member.name) or _suffix(member.name) == "cls"):
+            continue
+        if member.islnk():
+            raise DataError(
+                f"{tar}/{member.name} is a hard link to {member.linkname}, which cannot be read in place. "
+                "Write the tar again with GNU tar's option --hard-dereference."
+            )
         if is_image(member.name):
             if key in images:
                 raise DataError(
                     f"{tar} has two images with the key {key}: {images[key].name} and {member.name}. Remove one."
                 )
             images[key] = member
-        elif _suffix(member.name) == "cls":
+        elif key in labels:
+            raise DataError(f"{tar} has two labels with the key {key}. Remove one {key}.cls.")
+        else:
             labels[key] = _label(file, member, tar)
+    alone = sorted(labels.keys() - images.keys())
+    if alone:
+        raise DataError(
+            f"{tar}/{alone[0]}.cls is the label of no image: the tar has no {alone[0]} with one of the suffixes "
+            f"{', '.join(SUFFIXES)}. Add the image, or remove the label."
+        )
     for key, member in images.items():
         if key not in labels:
             raise DataError(
@@ -138,14 +154,16 @@ def _images(number: int, tar: Path) -> Iterator[Found]:
 
 
 def _members(tar: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """The regular files of a tar, without hidden ones."""
+    """The regular files and hard links of a tar, without hidden ones."""
     length = tar.stat().st_size
     try:
         with tarfile.open(tar, "r:") as file:
             for member in file:
                 if member.offset_data + member.size > length:
                     raise DataError(f"{tar} is cut off inside {member.name}. Download it again.")
-                if member.isreg() and not member.name.rpartition("/")[2].startswith("."):
+                if (member.isreg() or member.islnk()) and not member.name.rpartition("/")[
+                    2
+                ].startswith("."):
                     yield file, member
             _check_end(file, tar)
     except (tarfile.TarError, OSError, EOFError) as error:
