@@ -97,6 +97,21 @@ def test_two_classes_with_one_name_stay_apart(write):
     assert open_store(root).classes == ("crane (n01440764)", "crane (n02102040)", "maillot")
 
 
+def test_classes_that_a_pack_cannot_hold_are_refused(write, samples):
+    root = write("folders")
+    lines = (root / "LOC_synset_mapping.txt").read_text()
+    (root / "LOC_synset_mapping.txt").write_text(lines.replace("tench,", "ten\x1b[2Jch\tx,"))
+    with pytest.raises(
+        DataError, match=r"a class called ten\\x1b\[2Jch x, with control characters"
+    ):
+        open_store(root)
+    renamed = [type(s)(s.part, s.label, f"{n}.jpg", s.data) for n, s in enumerate(samples)]
+    root = write("tars", renamed)
+    (root / "classes.txt").write_text("a cat\nb dog\na cow\n")
+    with pytest.raises(DataError, match=r"two classes with the key a\. Rename one"):
+        open_store(root)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import pickle
 import random
 import time
@@ -176,6 +177,12 @@ def with_header(content: bytes, change: Callable[[dict], object]) -> bytes:
         lambda h: h.update(pack_hash=5),
         lambda h: h.update(size="x"),
         lambda h: h.update(more=1),
+        lambda h: h.update(classes=["a", "\ud800", "c"]),
+        lambda h: h.update(classes=["a", "\x1b[2J", "c"]),
+        lambda h: h.update(keys=["a", "b\n", "c"]),
+        lambda h: h.update(keys=["a", "b", "a"]),
+        lambda h: h.update(skipped_names=["\x9b2J"]),
+        lambda h: h.update(encoder="\x07"),
         lambda h: h.pop("job"),
     ],
 )
@@ -250,6 +257,17 @@ def test_no_index_raises_anything_else_or_takes_much_memory(pack, seed, sign):
         tracemalloc.stop()
     assert "set.pack" in problem
     assert peak < 5e6
+
+
+def test_names_of_images_cannot_command_a_terminal(write, samples, tmp_path):
+    root = write("folders")
+    names = (os.fsdecode(b"n01440764_90\xff.jpg"), "n01440764_91\x1b[2J.jpg")
+    for name, data in zip(names, (samples[0].data, b"damaged"), strict=True):
+        (root / "train/n01440764" / name).write_bytes(data)
+    out = tmp_path / "odd.pack"
+    packed = pack_images(open_any(root), out, AS_THEY_ARE, skip_damaged=True)
+    assert packed.train.name(9) == r"train/n01440764/n01440764_90\udcff.jpg"
+    assert packed.header.skipped_names == (r"train/n01440764/n01440764_91\x1b[2J.jpg",)
 
 
 def test_deeply_nested_json_is_refused(pack):

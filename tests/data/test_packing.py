@@ -1,4 +1,7 @@
-"""Packing gives the same files for any number of workers and any interruption, and names what is damaged."""
+"""Packing gives the same files for any number of workers and any interruption, and names what is damaged.
+
+This file has more than 400 lines, because interruptions, changes and damage are tested with the same images.
+"""
 
 from __future__ import annotations
 

@@ -67,4 +67,4 @@ def _lines(path: Path) -> list[tuple[str, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text: {error}.") from error
     pairs = [line.split(maxsplit=1) for line in lines if line.strip()]
-    return [(key, rest[0].strip() if rest else key) for key, *rest in pairs]
+    return [(key, " ".join(rest[0].split()) if rest else key) for key, *rest in pairs]

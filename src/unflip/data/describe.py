@@ -11,6 +11,7 @@ from unflip.data.errors import DamagedImage
 from unflip.data.listing import ListedPart, ListedStore, Numbers
 from unflip.data.pack import Pack, PackPart
 from unflip.data.pack_format import Header
+from unflip.data.texts import printable
 from unflip.data.workers import results
 from unflip.pictures import PixelError, decode_rgb
 
@@ -48,7 +49,7 @@ def ignored(store: Store) -> str:
     if isinstance(store, Pack):
         return ""
     names = [*store.train.ignored, *store.test.ignored]
-    shown = ", ".join(name.removeprefix(f"{store.path}/") for name in names[:SHOWN])
+    shown = ", ".join(printable(name.removeprefix(f"{store.path}/")) for name in names[:SHOWN])
     more = ", …" if len(names) > SHOWN else ""
     return f"{len(names):,}: {shown}{more}" if names else ""
 
@@ -89,7 +90,7 @@ def _check_chunk(store: Store, chunk: tuple[int, Numbers]) -> list[str]:
             if not isinstance(store, Pack):
                 decode_rgb(data, images.name(number))
         except (DamagedImage, PixelError) as error:
-            problems.append(str(error).rstrip("."))
+            problems.append(printable(str(error).rstrip(".")))
     return problems
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from unflip.data.errors import DataError
 from unflip.data.hashes import classes_in_words, short_hash
+from unflip.data.texts import UNPRINTABLE, printable
 
 Labels = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int64]
@@ -113,6 +114,15 @@ class ListedStore:
             raise DataError(
                 f"{self.path} has only one class, {self.classes[0]!r}. A classifier needs two or more."
             )
+        for text in (*self.keys, *self.classes):
+            if UNPRINTABLE.search(text):
+                raise DataError(
+                    f"{self.path} has a class called {printable(text)}, with control characters or bytes that are "
+                    "not UTF-8. Rename it."
+                )
+        if len(set(self.keys)) < len(self.keys):
+            twice = next(key for key in self.keys if self.keys.count(key) > 1)
+            raise DataError(f"{self.path} has two classes with the key {twice}. Rename one.")
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

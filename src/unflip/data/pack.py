@@ -15,6 +15,7 @@ from unflip.data.errors import DamagedImage, DataError
 from unflip.data.hashes import classes_in_words, short_hash
 from unflip.data.listing import Labels, Names, Numbers, in_chunks
 from unflip.data.pack_format import INDEX_SUFFIX, SUFFIX, Header, Records, read_index
+from unflip.data.texts import printable
 
 KIND = "pack"
 
@@ -78,7 +79,7 @@ class Pack:
         return data
 
     def _named(self, number: int) -> str:
-        return f"{self.names[number]} in {self.path} (image {number})"
+        return f"{printable(self.names[number])} in {self.path} (image {number})"
 
 
 class PackPart:
@@ -105,7 +106,7 @@ class PackPart:
         return self.pack.read(self._number(index))
 
     def name(self, index: int) -> str:
-        return self.pack.names[self._number(index)]
+        return printable(self.pack.names[self._number(index)])
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Width and height of each image."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unflip.data.errors import DataError
+from unflip.data.texts import UNPRINTABLE
 
 SUFFIX = ".pack"
 INDEX_SUFFIX = ".index"
@@ -167,6 +168,12 @@ def _typed(values: Any) -> Header:
         if not isinstance(values[name], list) or not all(isinstance(v, str) for v in values[name]):
             raise ValueError(f"{name} should be a list of texts")
         values[name] = tuple(values[name])
+    for name in ("pack_hash", "layout", "job", "encoder", "classes", "keys", "skipped_names"):
+        texts = [values[name]] if isinstance(values[name], str) else values[name] or ()
+        if any(UNPRINTABLE.search(text) for text in texts):
+            raise ValueError(f"{name} should have no control characters and no surrogates")
+    if len(set(values["keys"])) < len(values["keys"]):
+        raise ValueError("keys should differ from each other")
     if len(values["classes"]) != len(values["keys"]) or len(values["keys"]) < 2:
         raise ValueError("classes and keys should be two lists of the same length, of 2 or more")
     if not 0 < values["train"] < values["images"]:

@@ -29,6 +29,7 @@ from unflip.data.pack_format import (
     index_path,
 )
 from unflip.data.partial_pack import Encoded, Job, Marks, PartialPack
+from unflip.data.texts import printable
 from unflip.data.workers import results
 from unflip.pictures import PixelError, decode_rgb
 
@@ -272,7 +273,7 @@ def _index(
             "Repair some, or remove the class."
         )
     block = Names.of(_name(names, number) for number in np.flatnonzero(kept).tolist())
-    skipped = [_name(names, number) for number in np.flatnonzero(~kept)[:NAMED].tolist()]
+    skipped = [printable(_name(names, number)) for number in np.flatnonzero(~kept)[:NAMED].tolist()]
     records = records[kept]
     records["name_end"] = block.ends
     header = Header(

@@ -87,8 +87,9 @@ def numbered_classes(
     if listed is not None:
         keys = tuple(key for key, _ in listed[:count])
         return keys, short_names(keys, [text for _, text in listed[:count]])
-    keys = tuple(texts) if texts else tuple(map(str, range(count)))
-    return keys, short_names(keys, keys)
+    numbers = tuple(map(str, range(count)))
+    keys = tuple(texts) if texts and len(set(texts)) == count else numbers
+    return keys, short_names(keys, texts or keys)
 
 
 def check_test_labels(labels: Labels, classes: int, name: Callable[[int], str]) -> None:
