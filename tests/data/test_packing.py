@@ -443,7 +443,13 @@ def test_the_command_resumes_after_a_signal_and_leaves_no_process(tmp_path, samp
     arguments = command("pack", source, out, "--size", 20, "--workers", 2)
     journal = out.with_name("a.pack.journal.part")
     process = subprocess.Popen(
-        arguments, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        arguments,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell lets its background jobs, and all that they start, ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     end = time.monotonic() + 60
     while not (journal.exists() and journal.stat().st_size > 3000):

@@ -174,6 +174,8 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # A shell lets its background jobs, and all that they start, ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         for end in ("fails", "SIGINT", "SIGKILL")
     }

@@ -274,12 +274,14 @@ def test_every_source_is_part_of_the_fingerprint(
     tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = Kernels([make_trial()], CPU)
-    before, folder = kernels.fingerprint(), tmp_path / "kernels"
-    shutil.copytree(scope.FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(scope, "FOLDER", folder)
+    before, package = kernels.fingerprint(), tmp_path / "unflip"
+    leave = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(scope.FOLDER.parent, package, ignore=leave)
+    monkeypatch.setattr(scope, "FOLDER", package / "kernels")
     assert kernels.fingerprint() == before
-    sources = [p for p in folder.rglob("*") if p.is_file()]
+    sources = [p for p in (package / "kernels").rglob("*") if p.is_file()]
     assert {p.suffix for p in sources} == {".py", ".cu"}
+    sources += [package / "layers.py", package / "methods" / "dorefa.py"]
     for path in sources:
         text = path.read_bytes()
         path.write_bytes(text + b" ")

@@ -155,12 +155,13 @@ def test_frozen_stays_hard_in_training_mode() -> None:
     assert frozen.input_binarizer.unit  # type: ignore[union-attr]
 
 
-def test_soft_values_are_multiplied_in_full_precision_under_autocast() -> None:
+def test_soft_values_are_rounded_under_autocast() -> None:
+    """They are no signs: products of units would be wrong by much more."""
     layer = BinaryConv2d(3, 4, 3, method="quantnet")
     x = torch.randn(2, 3, 6, 6)
     with torch.autocast("cpu", dtype=torch.float16):
         out = layer(x)
-    torch.testing.assert_close(out, layer(x))
+    torch.testing.assert_close(out.float(), layer(x), rtol=2e-3, atol=2e-3)
 
 
 def test_a_layer_of_zeros() -> None:

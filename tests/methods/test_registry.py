@@ -292,7 +292,8 @@ def test_autocast(method: str, dtype: torch.dtype) -> None:
         out = layer(hidden)
         assert torch.equal(model(x), frozen(x))
         loss = model.train()(x).float().square().mean()
-    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+    # Inputs that stay float are rounded one by one: 72 terms of about 1, with an error of 2⁻¹² each.
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=8e-3)
     assert out.dtype in (dtype, torch.float32), "never a half the user did not ask for"
     loss.backward()
     for name, binary in binary_layers(model):
