@@ -65,13 +65,9 @@ class Numbers:
 
 
 class OnlyBatches(Numbers):
-    """Without a stream, as a simple source of one's own."""
+    """A source without a stream, as users write it."""
 
     stream: Any = None  # type: ignore[assignment]
-    normalize: Any = Numbers.normalize
-
-    def __init__(self) -> None:
-        super().__init__()
 
 
 def test_the_fake_source_is_streamed() -> None:

@@ -24,3 +24,12 @@ def classes_in_words(classes: Iterable[str]) -> str:
     names = tuple(classes)
     shown = textwrap.shorten(", ".join(names), 60, placeholder=" …")
     return f"{len(names)}: {shown} ({short_hash('/'.join(names).encode(errors='surrogateescape'))})"
+
+
+def fingerprint_of(train: str, test: str, classes: Iterable[str]) -> dict[str, str]:
+    """``Dataset.fingerprint``, from texts that tell the images apart."""
+    return {
+        "training images": train,
+        "test images": test,
+        "classes": classes_in_words(classes),
+    }

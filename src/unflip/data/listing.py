@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unflip.data.errors import DataError
-from unflip.data.hashes import classes_in_words, short_hash
+from unflip.data.hashes import fingerprint_of, short_hash
 from unflip.data.texts import UNPRINTABLE, printable
 
 Labels = npt.NDArray[np.int64]
@@ -126,11 +126,7 @@ class ListedStore:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        return {
-            "training images": self.train.digest(),
-            "test images": self.test.digest(),
-            "classes": classes_in_words(self.keys),
-        }
+        return fingerprint_of(self.train.digest(), self.test.digest(), self.keys)
 
 
 def stem(name: str) -> str:

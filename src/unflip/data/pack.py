@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unflip.data.errors import DamagedImage, DataError
-from unflip.data.hashes import classes_in_words, short_hash
+from unflip.data.hashes import fingerprint_of, short_hash
 from unflip.data.listing import Labels, Names, Numbers, in_chunks
 from unflip.data.pack_format import INDEX_SUFFIX, SUFFIX, Header, Records, read_index
 from unflip.data.texts import printable
@@ -56,11 +56,7 @@ class Pack:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        return {
-            "training images": self.train.digest(),
-            "test images": self.test.digest(),
-            "classes": classes_in_words(self.keys),
-        }
+        return fingerprint_of(self.train.digest(), self.test.digest(), self.keys)
 
     def read(self, number: int) -> bytes:
         """Image ``number`` of all, training images first."""

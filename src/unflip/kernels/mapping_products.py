@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.kernels.tuning import cdiv, jit, power, runs_on
+from unflip.kernels.mapping_conv.operator import is_plain
+from unflip.kernels.tuning import cdiv, jit, power
 from unflip.methods.mapping_network import FilterNorm, MappingNetwork
 
 try:
@@ -47,16 +48,7 @@ HI, LEFT, RIGHT = range(3)  # the parts of a row: hi; hi, lo, hi; hi, hi, lo
 
 def supports(mapping: MappingNetwork, weight: Tensor) -> bool:
     """Whether these products cover f of this layer. For layers of few channels ``mapping_conv`` is faster."""
-    return (
-        tuple(weight.shape[2:]) == (3, 3)
-        and mapping.chunks == 1
-        and mapping.norm1.measuring
-        and "mean" not in mapping.norm1._buffers  # statistics over filters only
-        and weight.shape[1] % 16 == 0
-        and weight.dtype == torch.float32
-        and mapping.conv1.weight.dtype == torch.float32
-        and runs_on(weight.device)
-    )
+    return is_plain(mapping, weight) and weight.shape[1] % 16 == 0
 
 
 def predict_by_products(
@@ -72,10 +64,7 @@ def _predict(mapping: MappingNetwork, weight: Tensor) -> Tensor:
     h = F.relu(_normalize(mapping.norm2, _convolve(h, mapping.conv2.weight)))
     assert mapping.conv3.bias is not None
     predicted = (_convolve(h, mapping.conv3.weight) + mapping.conv3.bias).permute(1, 3, 0, 2)
-    if mapping.residual:
-        size = weight.detach().abs().mean()
-        predicted = predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
-    return predicted
+    return mapping.with_residual(predicted, weight)
 
 
 def _normalize(norm: FilterNorm, x: Tensor) -> Tensor:

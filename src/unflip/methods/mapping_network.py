@@ -86,10 +86,14 @@ class MappingNetwork(nn.Module):
             h = F.relu(self.norm1(self.conv1(self._images(weight))))
             h = F.relu(self.norm2(self.conv2(h)))
             predicted = self._filters(self.conv3(h), weight)
-        if self.residual:
-            size = layer_mean(weight.detach())[0]
-            predicted = predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
-        return predicted
+        return self.with_residual(predicted, weight)
+
+    def with_residual(self, predicted: Tensor, weight: Tensor) -> Tensor:
+        """What was predicted, plus the weight in units of the layer's mean |w| if f has such a connection."""
+        if not self.residual:
+            return predicted
+        size = layer_mean(weight.detach())[0]
+        return predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
 
     def _images(self, weight: Tensor) -> Tensor:
         """Filters as images; a row that is split into chunks becomes several 1×1 images."""

@@ -38,19 +38,26 @@ from unflip.methods.mapping_network import MappingNetwork
 MOST_CHANNELS = 128  # with more, the products of one layer fill the device
 
 
-def supports(mapping: MappingNetwork, weight: Tensor) -> bool:
-    """Whether the kernels cover f of this layer."""
-    filters, channels = weight.shape[:2]
+def is_plain(mapping: MappingNetwork, weight: Tensor) -> bool:
+    """Whether f has the form that kernels know: of 3×3 filters, with statistics over them, in float32."""
     return (
         tuple(weight.shape[2:]) == (3, 3)
         and mapping.chunks == 1
         and mapping.norm1.measuring
         and "mean" not in mapping.norm1._buffers  # statistics over filters only
+        and all(t.dtype == torch.float32 for t in (weight, mapping.conv1.weight))
+        and runs_on(weight.device)
+    )
+
+
+def supports(mapping: MappingNetwork, weight: Tensor) -> bool:
+    """Whether the kernels cover f of this layer."""
+    filters, channels = weight.shape[:2]
+    return (
+        is_plain(mapping, weight)
         and mapping.conv1.out_channels == 2 * channels
         and channels <= MOST_CHANNELS
         and filters * channels * 9 <= 2**24
-        and all(t.dtype == torch.float32 for t in (weight, mapping.conv1.weight))
-        and runs_on(weight.device)
     )
 
 
@@ -69,10 +76,7 @@ def predict_fused(
         weight = weights[i]
         o, c = weight.shape[:2]
         predicted = part.view(o, 3, 3, c).permute(0, 3, 1, 2)
-        if net.residual:
-            size = weight.detach().abs().mean()
-            predicted = predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
-        predictions[i] = predicted
+        predictions[i] = net.with_residual(predicted, weight)
     return tuple(predictions)
 
 
