@@ -82,25 +82,50 @@ def test_a_gradient_that_nobody_needs_is_not_computed() -> None:
 
 
 @runs
-def test_rows_are_patches_and_flipped_taps() -> None:
+def test_layers_of_several_shapes() -> None:
+    """Layers of one shape go through their products together: each must give what it gives alone."""
+    examples = [example(4, 16), example(3, 32, True), example(4, 16, True, 40.0), example(4, 16)]
+    mappings, weights = zip(*examples, strict=True)
+    with torch.no_grad():
+        for i, mapping in enumerate(mappings):
+            mapping.conv2.weight *= 10.0**i  # each layer has its own scale
+    together = predict_by_products(mappings, weights)
+    alone = [predict_by_products([m], [w])[0] for m, w in examples]
+    for a, b, mapping, weight in zip(together, alone, mappings, weights, strict=True):
+        torch.testing.assert_close(a, b)
+        of = [weight, *mapping.parameters()]
+        for x, y in zip(
+            torch.autograd.grad((a**3).sum(), of, retain_graph=True),
+            torch.autograd.grad((b**3).sum(), of),
+            strict=True,
+        ):
+            assert (x - y).norm() <= 1e-3 * y.norm()
+
+
+@runs
+def test_halves_of_rows_in_another_order() -> None:
     """Integers below 2048 are halves, so hi is exact and lo is zero; a 2048th more is lo."""
-    x = torch.arange(3 * 2 * 3 * 16, device=DEVICE).float().view(3, 2, 3, 16)
-    one = torch.ones((), device=DEVICE)
-    patches, hi = mapping_products.PATCHES, mapping_products.HI
-    padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
-    expected = torch.stack([padded[:, :, d : d + 3] for d in range(3)], dim=3)
-    assert torch.equal(
-        mapping_products._rows(x, one, patches, hi).float().view(expected.shape), expected
+    same, beside, flipped = (
+        mapping_products.SAME,
+        mapping_products.BESIDE,
+        mapping_products.FLIPPED,
     )
-    fine = 1 + 2.0**-13 + torch.zeros_like(x)
+    hi = mapping_products.HI
+    x = torch.arange(3 * 2 * 5 * 16, device=DEVICE).float().view(3, 2, 5, 16)
+    scales = torch.tensor([1.0, 0.5], device=DEVICE)
+    found = mapping_products._halves(x, scales, beside, hi)
+    expected = x.permute(1, 2, 0, 3) * scales[:, None, None, None]
+    assert torch.equal(found.float().view(expected.shape), expected)
+    fine = 1 + 2.0**-13 + torch.zeros(2, 5, 16, device=DEVICE)
     for parts, of_lo in ((mapping_products.LEFT, 1), (mapping_products.RIGHT, 2)):
-        found = mapping_products._rows(fine, one, mapping_products.SAME, parts).view(6, 3, 3, 16)
-        assert (found[:, of_lo] == 2.0**-13).all()
-        assert (found[:, [part for part in range(3) if part != of_lo]] == 1).all()
+        found = mapping_products._halves(fine, torch.ones_like(scales), same, parts)
+        found = found.view(2, 5, 3, 16)
+        assert (found[:, :, of_lo] == 2.0**-13).all()
+        assert (found[:, :, [part for part in range(3) if part != of_lo]] == 1).all()
     taps = torch.arange(2 * 9 * 16, device=DEVICE).float().view(2, 3, 3, 16)
-    flipped = mapping_products._rows(taps, one, mapping_products.FLIPPED, hi)
+    found = mapping_products._of_taps([taps, 2 * taps], torch.ones_like(scales), flipped, hi)
     expected = taps.flip(1, 2).permute(1, 2, 0, 3).reshape(18, 16)
-    assert torch.equal(flipped.float(), expected)
+    assert torch.equal(found.float(), torch.stack([expected, 2 * expected]))
 
 
 @runs
@@ -122,7 +147,7 @@ def test_what_is_supported() -> None:
 def test_the_kernel_compiles_for_a_gpu(compile_for_sm_90: Callable[..., None]) -> None:
     if tuning.INTERPRETED:
         pytest.skip("the interpreter compiles nothing")
-    kinds = {"x_ptr": "*fp32", "scale_ptr": "*fp32", "": "*fp16", "n": "i32", "rows": "i32"}
-    for order in (mapping_products.SAME, mapping_products.PATCHES, mapping_products.FLIPPED):
+    kinds = {"x_ptr": "*fp32", "scales_ptr": "*fp32", "": "*fp16", "pixels": "i32", "layers": "i32"}
+    for order in (mapping_products.SAME, mapping_products.BESIDE, mapping_products.FLIPPED):
         constants = {"C": 512, "ORDER": order, "PARTS": order, "ROWS": 8, "BLOCK": 512}
-        compile_for_sm_90(mapping_products.rows_kernel, constants, kinds)
+        compile_for_sm_90(mapping_products.halves_kernel, constants, kinds)

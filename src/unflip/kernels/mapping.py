@@ -3,7 +3,8 @@
 A step needs f(W) twice, for the layer's bits and for the auxiliary loss. A network has one mapping per layer: on a GPU
 that is hundreds of kernels, each too small to fill it. Layers whose weights have the same shape go through their
 mappings at once, each convolution as one batched matrix product. Layers with ``fused_predict`` go through our kernels
-instead: narrow 3×3 layers of all shapes together (``mapping_conv``), wide ones one by one (``mapping_products.py``).
+instead: narrow 3×3 layers of all shapes together (``mapping_conv``), wide ones of one shape together
+(``mapping_products.py``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,14 +90,13 @@ def predict_fused(
     """f(W) of several layers, each of them :func:`covered`, by our kernels."""
     pairs = list(zip(mappings, weights, strict=True))
     narrow = [i for i, pair in enumerate(pairs) if mapping_conv.supports(*pair)]
+    wide = [i for i in range(len(pairs)) if i not in narrow]
+    by_kernel = partial(mapping_conv.predict_fused, networks=networks)
     found: dict[int, Tensor] = {}
-    if narrow:
-        nets, latents = zip(*(pairs[i] for i in narrow), strict=True)
-        predictions = mapping_conv.predict_fused(nets, latents, networks=networks)
-        found = dict(zip(narrow, predictions, strict=True))
-    for i, (net, latent) in enumerate(pairs):
-        if i not in found:
-            [found[i]] = mapping_products.predict_by_products([net], [latent])
+    for layers, predict in ((narrow, by_kernel), (wide, mapping_products.predict_by_products)):
+        if layers:
+            nets, latents = zip(*(pairs[i] for i in layers), strict=True)
+            found.update(zip(layers, predict(nets, latents), strict=True))
     return tuple(found[i] for i in range(len(pairs)))
 
 
