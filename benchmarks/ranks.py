@@ -6,10 +6,11 @@ Runs on N GPUs, on fewer (processes then share them and communicate through gloo
 Each process also computes alone, on its own device, what it compares with:
 
 float64      binary ResNet-18 with LNS, synchronized BatchNorm, eager. All digits agree, and so does the accuracy.
-half         float ResNet-18, synchronized BatchNorm, compiled. The gradients agree up to half precision.
-kernels      binary ResNet-18, BatchNorm per rank, compiled, with our kernels: the mean of the gradients of the ranks'
-             shares. A rounding changes signs in a binary network, so the tolerance is how much our kernels differ from
-             torch's in one process, and half as much again.
+half         float ResNet-18, synchronized BatchNorm, compiled. The gradients agree as well as those of half precision
+             and of float32 agree in one process.
+kernels      binary ResNet-18, BatchNorm per rank, with our kernels: the mean of the gradients of the ranks' shares.
+             It is not compiled: the compiler rounds otherwise where its graph is cut into pieces, and a rounding
+             changes signs in a binary network. The speed is then measured compiled.
 
 The last two need GPUs. Prints one line per case, and exits with 1 if one of them fails.
 """
@@ -63,7 +64,7 @@ class Comparison:
         method: Any,
         ranks: Ranks,
         batch: int | None = None,
-        precise: bool = False,
+        dtype: torch.dtype = torch.float16,
         sync: bool = True,
     ) -> Learner:
         variant = "plain" if method == "float" else "bireal-prelu"
@@ -76,13 +77,13 @@ class Comparison:
                 "epochs": 1,
                 "batch_size": batch or self.batch,
                 "optimizer": {"lr": 0.01},
-                "precision": "float32" if precise else "float16",
+                "precision": "float16" if dtype == torch.float16 else "float32",
                 "sync_batchnorm": sync,
             }
         )
         model = build_model(recipe, self.data.spec, seed=0)
         source = MemorySource(self.data, self.device)
-        if precise:
+        if dtype == torch.float64:
             model = model.double()
             source.mean, source.std = source.mean.double(), source.std.double()
         return Learner(recipe, model, source, self.device, ranks=ranks)
@@ -103,8 +104,8 @@ class Comparison:
     # ------------------------------------------------------------------------------------------ the cases
 
     def float64(self) -> None:
-        together = self.learner(LNS, distributed.together(), precise=True)
-        alone = self.learner(LNS, ALONE, precise=True)
+        together = self.learner(LNS, distributed.together(), dtype=torch.float64)
+        alone = self.learner(LNS, ALONE, dtype=torch.float64)
         found, expected = gradients(together), gradients(alone)
         accuracies = together.evaluate(exact=True).top1, alone.evaluate(exact=True).top1
         equal = accuracies[0] == accuracies[1]
@@ -113,25 +114,22 @@ class Comparison:
 
     def half(self) -> None:
         expected = gradients(self.learner("float", ALONE))
+        noise = difference(expected, gradients(self.learner("float", ALONE, dtype=torch.float32)))
         together = self.learner("float", distributed.together())
         with Engine([together], compiled=True, captured=False) as engine:
-            self.report("half", gradients(together), expected, 0.03, f", {engine.mode}")
+            self.report("half", gradients(together), expected, 1.5 * noise, f", {engine.mode}")
 
     def kernels(self, steps: int) -> None:
         ranks = distributed.together()
         alone = self.learner(DOREFA, ALONE, batch=self.batch // ranks.world, sync=False)
         plan = alone.source.plan(0, 0, self.batch)[0].to(self.device)
         shares = [Ranks(rank, ranks.world).share(plan) for rank in range(ranks.world)]
-        without = mean([gradients(alone, share) for share in shares])
         with Engine([alone], compiled=False, captured=False):
             expected = mean([gradients(alone, share) for share in shares])
-        noise = difference(without, expected)
         together = self.learner(DOREFA, ranks, sync=False)
-        began = time.monotonic()
+        with Engine([together], compiled=False, captured=False) as engine:
+            self.report("kernels", gradients(together), expected, 1e-3, f", {engine.mode}")
         with Engine([together], compiled=True, captured=False) as engine:
-            ready = time.monotonic() - began
-            more = f", {engine.mode}, ready after {ready:.0f} s"
-            self.report("kernels", gradients(together), expected, 1.5 * noise, more)
             self.measure(engine, steps)
 
     def measure(self, engine: Engine, steps: int) -> None:
