@@ -2,7 +2,7 @@
 //
 // A separate library with a C interface, which unflip/resize.py loads. It needs nothing else, so one command builds it:
 //
-//   g++ -std=c++17 -O3 -ffp-contract=off -shared -fPIC native/pixels/resize.cpp -o src/unflip/libunflip_pixels.so
+//   g++ -std=c++17 -O3 -ffp-contract=off -shared -fPIC -o src/unflip/libunflip_pixels.so native/pixels/resize.cpp
 //
 // Per axis, with scale = in / out and reach = max(scale, 1): output i is centered at (i + 0.5) · scale, and a pixel at
 // distance d from there has the weight max(0, 1 - d / reach). Weights are divided by their sum and rounded to 22
@@ -379,21 +379,10 @@ extern "C" __attribute__((visibility("default"))) int unflip_resize_rgb(
   if (stride > INT64_MAX / LONGEST || out_stride > INT64_MAX / LONGEST) return BAD_ARGUMENTS;
   if (instructions < BEST || instructions > AVX2 || (instructions == AVX2 && !has_avx2())) return BAD_ARGUMENTS;
   try {
-    const Task task{pixels + top * stride + int64_t{left} * CHANNELS,
-                    stride,
-                    right - left,
-                    bottom - top,
-                    out_width,
-                    out_height,
-                    window_left,
-                    window_top,
-                    window_width,
-                    window_height,
-                    flip != 0,
-                    rows_first != 0,
-                    instructions != PLAIN && has_avx2(),
-                    out,
-                    out_stride};
+    const uint8_t* corner = pixels + top * stride + int64_t{left} * CHANNELS;
+    const bool avx2 = instructions != PLAIN && has_avx2();
+    const Task task{corner, stride, right - left, bottom - top, out_width, out_height, window_left, window_top,
+                    window_width, window_height, flip != 0, rows_first != 0, avx2, out, out_stride};
     Resizer(task).run();
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
