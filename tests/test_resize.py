@@ -144,9 +144,7 @@ def test_images_may_have_any_strides() -> None:
         height, width, _ = pixels.shape
         right = expected(np.ascontiguousarray(pixels), (1, 1, width, height), (20, 21), None, False)
         for way in ways():
-            assert np.array_equal(
-                resized(pixels, (1, 1, width, height), (20, 21), way=way), right
-            )
+            assert np.array_equal(resized(pixels, (1, 1, width, height), (20, 21), way=way), right)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +165,7 @@ def test_images_may_have_any_strides() -> None:
         ({"out": np.broadcast_to(np.uint8(0), (8, 8, 3))}, "writable"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(
-    changed: dict[str, object], message: str
-) -> None:
+def test_arguments_that_make_no_sense_are_refused(changed: dict[str, object], message: str) -> None:
     for way in (None, *ways()):
         options = {"pixels": SMALL, "box": (0, 0, 50, 40), "size": (8, 8), "way": way, **changed}
         with pytest.raises(ValueError, match=message):

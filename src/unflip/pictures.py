@@ -25,7 +25,12 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 # A JPEG file begins with the marker of a JFIF header, 16 bytes long, and ends with the last marker.
 JFIF, LAST = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00", b"\xff\xd9"
 JFIF_LENGTH = 20
-TABLES = (b"\xff\xdb", b"\xff\xc4", b"\xff\xdd", b"\xff\xfe")  # two kinds, restart interval, comment
+TABLES = (
+    b"\xff\xdb",
+    b"\xff\xc4",
+    b"\xff\xdd",
+    b"\xff\xfe",
+)  # two kinds, restart interval, comment
 FRAMES = (b"\xff\xc0", b"\xff\xc2")  # baseline, progressive
 SCAN = b"\xff\xda"
 MOST_RATIO = 100  # long side to short side; resizing the short side of 1 × 30,000 pixels to 256 would take 6 GB

@@ -165,9 +165,7 @@ def _agree(library: ctypes.CDLL, rule: Rule, probe: tuple[int, int, int, int]) -
     box, window = (0, 0, width, height), (0, 0, size[0], size[1])
     found, right = np.empty((2, size[1], size[0], 3), np.uint8)
     by_pillow(pixels, box, window[2:], window, False, right)
-    _call(
-        library, rule(box, window[2:]), pixels, box, window[2:], window, False, found, BEST
-    )
+    _call(library, rule(box, window[2:]), pixels, box, window[2:], window, False, found, BEST)
     return bool(np.array_equal(found, right))
 
 
