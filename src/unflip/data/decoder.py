@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unflip.data.errors import DataError
-from unflip.data.transforms import Pixels, Transform
+from unflip.data.transforms import Transform
 from unflip.pictures import PixelError, decode_pixels
+from unflip.resize import Pixels
 
 if TYPE_CHECKING:
     from unflip.data.store import Part
