@@ -1,6 +1,7 @@
 // Resizes a part of an RGB image with a triangle filter: byte for byte what Pillow's BILINEAR computes.
 //
-// A separate library with a C interface, which unflip/resize.py loads. It needs nothing else, so one command builds it:
+// A separate library with a C interface, which unflip/resize.py loads. More than 400 lines, because one command must be
+// able to build it:
 //
 //   g++ -std=c++17 -O3 -ffp-contract=off -shared -fPIC -o src/unflip/libunflip_pixels.so native/pixels/resize.cpp
 //
@@ -30,7 +31,7 @@ constexpr int32_t HALF = 1 << (BITS - 1);
 // AVX2 multiplies numbers of 16 bits, so it needs a weight as high · 2^11 + low.
 constexpr int LOW_BITS = 11;
 constexpr int32_t LOW_MASK = (1 << LOW_BITS) - 1;
-constexpr int GROUP = 4;     // weights of a column are padded with zeros to a multiple
+constexpr int GROUP = 4;     // columns, and the weights of a column, are padded with zeros to a multiple
 constexpr int CHANNELS = 3;
 constexpr int PADDING = 32;  // bytes that vectors may read or write after a row
 constexpr int32_t LONGEST = 1 << 24;  // of a side, in pixels
@@ -42,6 +43,8 @@ template <typename T>
 std::unique_ptr<T[]> zeros(size_t count) {
   return std::unique_ptr<T[]>(new T[count]());  // throws if memory runs out
 }
+
+int32_t rounded_up(int32_t count) { return (count + GROUP - 1) / GROUP * GROUP; }
 
 // How the outputs of one axis are made of its inputs.
 struct Scale {
@@ -65,7 +68,7 @@ struct Axis {
   int32_t count;   // outputs
   int32_t most;    // the largest number of inputs of an output
   int32_t stride;  // weights per output, padded with zeros
-  std::unique_ptr<int32_t[]> first;    // input of each output
+  std::unique_ptr<int32_t[]> first;    // input of each output, padded
   std::unique_ptr<int32_t[]> inputs;   // number of inputs of each output
   std::unique_ptr<int32_t[]> weights;  // count × stride
 };
@@ -74,14 +77,14 @@ struct Axis {
 Axis make_axis(int32_t in, int32_t out, int32_t begin, int32_t count, bool reversed) {
   const Scale scale(in, out);
   const bool same = in == out;  // Pillow leaves such an axis as it is
-  Axis axis{count, 1, 0, zeros<int32_t>(count), zeros<int32_t>(count), nullptr};
+  Axis axis{count, 1, 0, zeros<int32_t>(rounded_up(count)), zeros<int32_t>(count), nullptr};
   for (int32_t i = 0; i < count; ++i) {
     const int32_t place = reversed ? count - 1 - i : i;
     axis.first[place] = same ? begin + i : scale.begin(begin + i);
     axis.inputs[place] = same ? 1 : scale.end(begin + i, in) - axis.first[place];
     if (axis.inputs[place] > axis.most) axis.most = axis.inputs[place];
   }
-  axis.stride = (axis.most + GROUP - 1) / GROUP * GROUP;
+  axis.stride = rounded_up(axis.most);
   axis.weights = zeros<int32_t>(static_cast<size_t>(count) * axis.stride);
   const auto exact = zeros<double>(axis.most);
   for (int32_t i = 0; i < count; ++i) {
@@ -140,16 +143,25 @@ void rows_plain(const uint8_t* const* rows, const int32_t* weights, int32_t coun
   }
 }
 
-// Weights as columns_avx2 needs them. Per group of four: 16 high parts, then 16 low parts; the first eight are for
-// inputs 0 and 1, the last eight for 2 and 3, alternating.
+// Weights as columns_avx2 needs them: blocks of 16 high parts and 16 low parts, which alternate between two inputs. The
+// first eight are for inputs 0 and 1 of a group of four, the last eight for 2 and 3. If no column has more than two
+// inputs, the last eight are those of the next column but one: of columns 0 to 3, block 0 is for 0 and 2, block 1 for 1
+// and 3.
 std::unique_ptr<int16_t[]> split_weights(const Axis& axis) {
-  const size_t groups = static_cast<size_t>(axis.count) * (axis.stride / GROUP);
-  auto split = zeros<int16_t>(groups * 32);
-  for (size_t g = 0; g < groups; ++g) {
-    for (int32_t lane = 0; lane < 16; ++lane) {
-      const int32_t weight = axis.weights[g * GROUP + lane / 8 * 2 + lane % 2];
-      split[g * 32 + lane] = static_cast<int16_t>(weight >> LOW_BITS);
-      split[g * 32 + 16 + lane] = static_cast<int16_t>(weight & LOW_MASK);
+  const bool pairs = axis.most <= 2;
+  const size_t columns = rounded_up(axis.count), groups = axis.stride / GROUP;
+  const size_t blocks = pairs ? columns / 2 : columns * groups;
+  auto split = zeros<int16_t>(blocks * 32);
+  for (size_t b = 0; b < blocks; ++b) {
+    for (size_t half = 0; half < 2; ++half) {
+      const size_t column = pairs ? b / 2 * 4 + b % 2 + half * 2 : b / groups;
+      const size_t input = pairs ? 0 : b % groups * GROUP + half * 2;
+      if (column >= static_cast<size_t>(axis.count)) continue;
+      for (size_t lane = 0; lane < 8; ++lane) {
+        const int32_t weight = axis.weights[column * axis.stride + input + lane % 2];
+        split[b * 32 + half * 8 + lane] = static_cast<int16_t>(weight >> LOW_BITS);
+        split[b * 32 + 16 + half * 8 + lane] = static_cast<int16_t>(weight & LOW_MASK);
+      }
     }
   }
   return split;
@@ -177,31 +189,58 @@ UNFLIP_AVX2 inline __m256i finish(__m256i sums) {
   return _mm256_srai_epi32(_mm256_add_epi32(sums, _mm256_set1_epi32(HALF)), BITS);
 }
 
-// `axis.first`, `split` and `out` have room for a multiple of four columns.
+// Rounds and stores four pixels: 0 and 2 in one vector, 1 and 3 in the other.
+UNFLIP_AVX2 inline void store_four(__m256i even, __m256i odd, uint8_t* out) {
+  const __m256i pixels = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                          0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i words = _mm256_packs_epi32(finish(even), finish(odd));  // 0, 1 in one half and 2, 3 in the other
+  const __m256i bytes = _mm256_shuffle_epi8(_mm256_packus_epi16(words, words), pixels);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(bytes));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 6), _mm256_extracti128_si256(bytes, 1));
+}
+
+// Two columns with at most two inputs each.
+UNFLIP_AVX2 inline __m256i pair_sums(const uint8_t* one, const uint8_t* other, const int16_t* split) {
+  const __m256i pairs = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
+                                         0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_inserti128_si256(
+      _mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(one))),
+      _mm_loadl_epi64(reinterpret_cast<const __m128i*>(other)), 1);
+  const __m256i values = _mm256_shuffle_epi8(bytes, pairs);
+  const __m256i* weights = reinterpret_cast<const __m256i*>(split);
+  return _mm256_add_epi32(
+      _mm256_slli_epi32(_mm256_madd_epi16(values, _mm256_loadu_si256(weights)), LOW_BITS),
+      _mm256_madd_epi16(values, _mm256_loadu_si256(weights + 1)));
+}
+
+UNFLIP_AVX2 void columns_by_pairs(const uint8_t* row, const Axis& axis, const int16_t* split, uint8_t* out) {
+  for (int32_t i = 0; i < axis.count; i += 4, out += 4 * CHANNELS, split += 64) {
+    const int32_t* first = &axis.first[i];
+    const auto at = [&](int32_t column) { return row + first[column] * size_t{CHANNELS}; };
+    store_four(pair_sums(at(0), at(2), split), pair_sums(at(1), at(3), split + 32), out);
+  }
+}
+
+// Columns after the last one have the weight 0 and are written into the padding of `out`.
 template <int32_t GROUPS>  // per column; 0: any number
 UNFLIP_AVX2 void columns_by_four(const uint8_t* row, const Axis& axis, const int16_t* split, uint8_t* out) {
   const int32_t groups = GROUPS ? GROUPS : axis.stride / GROUP;
-  const __m256i pixels = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
-                                          0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
   for (int32_t i = 0; i < axis.count; i += 4, out += 4 * CHANNELS) {
     __m256i sums[4];
     for (int32_t j = 0; j < 4; ++j) {
-      const size_t column = i + j < axis.count ? i + j : axis.count - 1;
+      const size_t column = static_cast<size_t>(i) + j;
       sums[j] = column_sums(row + axis.first[column] * size_t{CHANNELS}, split + column * groups * 32, groups);
     }
-    // Columns 0 and 2 in one vector, 1 and 3 in another: then packing puts 0, 1 into one half and 2, 3 into the other.
-    const __m256i even = _mm256_add_epi32(_mm256_permute2x128_si256(sums[0], sums[2], 0x20),
-                                          _mm256_permute2x128_si256(sums[0], sums[2], 0x31));
-    const __m256i odd = _mm256_add_epi32(_mm256_permute2x128_si256(sums[1], sums[3], 0x20),
-                                         _mm256_permute2x128_si256(sums[1], sums[3], 0x31));
-    const __m256i words = _mm256_packs_epi32(finish(even), finish(odd));
-    const __m256i bytes = _mm256_shuffle_epi8(_mm256_packus_epi16(words, words), pixels);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(bytes));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 6), _mm256_extracti128_si256(bytes, 1));
+    store_four(_mm256_add_epi32(_mm256_permute2x128_si256(sums[0], sums[2], 0x20),
+                                _mm256_permute2x128_si256(sums[0], sums[2], 0x31)),
+               _mm256_add_epi32(_mm256_permute2x128_si256(sums[1], sums[3], 0x20),
+                                _mm256_permute2x128_si256(sums[1], sums[3], 0x31)),
+               out);
   }
 }
 
 UNFLIP_AVX2 void columns_avx2(const uint8_t* row, const Axis& axis, const int16_t* split, uint8_t* out) {
+  if (axis.most <= 2) return columns_by_pairs(row, axis, split, out);
   if (axis.stride == GROUP) return columns_by_four<1>(row, axis, split, out);
   if (axis.stride == 2 * GROUP) return columns_by_four<2>(row, axis, split, out);
   columns_by_four<0>(row, axis, split, out);
