@@ -89,6 +89,11 @@ def decode_pixels(data: bytes, name: str) -> npt.NDArray[np.uint8]:
     return np.asarray(decode_rgb(data, name))
 
 
+def has_fast_jpeg() -> bool:
+    """Whether simplejpeg is installed and gives the values of the installed version of Pillow."""
+    return _simplejpeg() is not None
+
+
 @cache
 def _simplejpeg() -> ModuleType | None:
     """Only if it gives the same values as Pillow, which may have been built with another JPEG library."""

@@ -17,7 +17,7 @@ from unflip import pictures
 from unflip.pictures import PixelError, decode_pixels, decode_rgb
 
 NEEDED = pytest.mark.skipif(
-    pictures._simplejpeg() is None, reason="needs simplejpeg: pip install 'unflip[images]'"
+    not pictures.has_fast_jpeg(), reason="needs simplejpeg: pip install 'unflip[images]'"
 )
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
