@@ -99,18 +99,18 @@ def _simplejpeg() -> ModuleType | None:
     """Only if it gives the same values as Pillow, which may have been built with another JPEG library."""
     try:
         import simplejpeg
+        from PIL import Image
+
+        noise = np.random.default_rng(0).integers(0, 256, (37, 43, 3), dtype=np.uint8)
+        for options in ({"quality": 90}, {"quality": 60, "subsampling": 0, "progressive": True}):
+            file = io.BytesIO()
+            Image.fromarray(noise).save(file, "JPEG", **options)
+            with Image.open(file) as image:
+                expected = np.asarray(image)
+            if not np.array_equal(simplejpeg.decode_jpeg(file.getvalue(), "RGB"), expected):
+                return None
     except Exception:  # not installed, or it does not fit this version of numpy
         return None
-    from PIL import Image
-
-    noise = np.random.default_rng(0).integers(0, 256, (37, 43, 3), dtype=np.uint8)
-    for options in ({"quality": 90}, {"quality": 60, "subsampling": 0, "progressive": True}):
-        file = io.BytesIO()
-        Image.fromarray(noise).save(file, "JPEG", **options)
-        with Image.open(file) as image:
-            expected = np.asarray(image)
-        if not np.array_equal(simplejpeg.decode_jpeg(file.getvalue(), "RGB"), expected):
-            return None
     return simplejpeg
 
 
