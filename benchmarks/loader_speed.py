@@ -10,7 +10,8 @@ Columns: random crops with flips (training), the same with jitter 0.4 and lighti
 Training batches are copied to the device. "main" is the CPU time of the training process per image, "worker" that of
 the worker processes: it hardly depends on what else the machine does.
 
-Needs numpy, Pillow and torch; PYTHONPATH=src is enough.
+Needs numpy, Pillow and torch. PYTHONPATH=src is enough, but then Pillow resizes, unless the native library is built
+(see native/pixels/resize.cpp). The first line of the output says who decodes and who resizes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import PIL
 import torch
 from PIL import Image
 
+from unflip import pictures, resize
 from unflip.data import load
 from unflip.data.decoder import Use
 from unflip.data.packing import Encoding, pack_images
@@ -154,7 +156,9 @@ def main() -> None:
         print(
             f"{path.name}: {np.mean(lengths) / 1000:.1f} KB per file; crops of {options.size} px, "
             f"batch {options.batch}; {default_workers()} CPUs, Pillow {PIL.__version__}, "
-            f"Python {platform.python_version()}, device {options.device}"
+            f"Python {platform.python_version()}, device {options.device}; "
+            f"JPEG by {'simplejpeg' if pictures.has_fast_jpeg() else 'Pillow'}, "
+            f"resized by {'the native library' if resize.has_library() else 'Pillow'}"
         )
         print(
             "         images per second                        µs per image, crop and flip\n"

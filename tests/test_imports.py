@@ -26,6 +26,7 @@ ORDER = [
     "uses",
     "tables",
     "pictures",
+    "resize",
     "ste",
     "unflip",  # the names that a user sees; imported when they are first used
     "methods.base",
@@ -59,6 +60,7 @@ TORCH_FREE = [
     "unflip.uses",
     "unflip.tables",
     "unflip.pictures",
+    "unflip.resize",
     "unflip.cli.*",
     "unflip.data.*",
     "unflip.export.*",

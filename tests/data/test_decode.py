@@ -127,7 +127,7 @@ def test_a_lack_of_memory_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None
     def convert(*_: object) -> Image.Image:
         raise MemoryError
 
-    data = saved(converted("RGB"), "JPEG")
+    data = saved(converted("L"), "JPEG")
     monkeypatch.setattr(Image.Image, "convert", convert)
     with pytest.raises(MemoryError):
         decode_rgb(data, "a")

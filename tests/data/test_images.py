@@ -157,9 +157,9 @@ def test_held_out_images_have_all_classes_and_the_test_transform(layouts: dict[s
     numbers = held._split[1]
     assert not set(numbers.tolist()) & set(held._split[0].tolist())
     whole = data.transform.for_testing(
-        Image.open(io.BytesIO(data.store.train.read(numbers[4]))).convert("RGB")
+        np.asarray(Image.open(io.BytesIO(data.store.train.read(numbers[4]))).convert("RGB"))
     )
-    expected = source.normalize(torch.from_numpy(whole.copy())[None])[0]  # type: ignore[attr-defined]
+    expected = source.normalize(torch.from_numpy(whole)[None])[0]  # type: ignore[attr-defined]
     assert torch.equal(images[4], expected)
     trained = held.train_rows(held.plan(0, 0))[:, 0]
     assert sorted(trained.tolist()) == held._split[0].tolist()

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from unflip import resize
 from unflip.data import DataError
 from unflip.data.transforms import (
     EIGENVALUES,
@@ -22,6 +23,7 @@ from unflip.data.transforms import (
     resized_to,
     scramble,
 )
+from unflip.resize import Pixels
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -30,9 +32,8 @@ FIRST_ORDER = [3, 8, 6, 0, 7, 4, 9, 2, 5, 1]
 FIRST_KEYS = [850663866476343339, 8741477432509436094]
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
+def picture(width: int, height: int, seed: int = 0) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def test_numbers_are_those_of_splitmix64() -> None:
@@ -82,17 +83,17 @@ def test_an_image_that_no_attempt_fits_is_cut_in_the_center() -> None:
 
 
 def test_half_of_the_images_are_flipped() -> None:
-    image = Image.fromarray(np.tile(np.arange(16, dtype=np.uint8)[:, None], (16, 1, 3)))
+    image = np.tile(np.arange(16, dtype=np.uint8)[:, None], (16, 1, 3))
     transform = Transform(size=4, resize=4)
     rows = [transform.for_training(image, int(key))[0, :, 0] for key in epoch_keys(0, 0, 2000)]
     falling = [row[0] > row[-1] for row in rows]
     assert np.mean(falling) == pytest.approx(0.5, abs=0.04)
 
 
-def naive(image: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int]) -> np.ndarray:
+def naive(image: Pixels, box: tuple[int, int, int, int], size: tuple[int, int]) -> np.ndarray:
     """The box resized with a triangle filter, which is widened where the image shrinks. In float."""
     left, top, right, bottom = box
-    pixels = np.asarray(image).astype(float)[top:bottom, left:right]
+    pixels = image.astype(float)[top:bottom, left:right]
     return np.einsum(
         "yh,xw,hwc->yxc",
         weights(bottom - top, size[1]),
@@ -127,15 +128,43 @@ def test_pixels_are_those_of_torchvision() -> None:
     functional = pytest.importorskip("torchvision.transforms.functional")
     for seed, size in enumerate([(50, 37), (31, 80), (300, 201), (28, 41), (64, 64)]):
         image, transform = picture(*size, seed), Transform(size=25, resize=28)
+        whole = Image.fromarray(image)
         for key in map(int, epoch_keys(seed, 0, 10)):
             numbers = Numbers(key)
             left, top, right, bottom = random_box(*size, 0.08, numbers)
             height, width = bottom - top, right - left
-            cut = functional.resized_crop(image, top, left, height, width, [25, 25])
+            cut = functional.resized_crop(whole, top, left, height, width, [25, 25])
             cut = functional.hflip(cut) if numbers.uniform() < 0.5 else cut
             assert np.array_equal(transform.for_training(image, key), np.asarray(cut))
-        cut = functional.center_crop(functional.resize(image, 28), [25, 25])
+        cut = functional.center_crop(functional.resize(whole, 28), [25, 25])
         assert np.array_equal(transform.for_testing(image), np.asarray(cut))
+
+
+def test_pixels_are_written_to_the_place_in_a_batch() -> None:
+    for transform in (Transform(24, 28), Transform(24, 28, jitter=0.4, lighting=0.1)):
+        image, batch = picture(50, 37), np.zeros((4, 24, 24, 3), np.uint8)
+        transform.for_training(image, 5, batch[1])
+        transform.for_testing(image, batch[3])
+        assert np.array_equal(batch[1], transform.for_training(image, 5))
+        assert np.array_equal(batch[3], transform.for_testing(image))
+        assert not batch[[0, 2]].any()
+
+
+def test_pillow_and_the_native_library_give_the_same_pixels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not resize.has_library():
+        pytest.skip("needs the native library")
+    transform = Transform(size=25, resize=28, jitter=0.4)
+    cases = [(picture(50, 37, seed), int(key)) for seed, key in enumerate(epoch_keys(0, 0, 20))]
+
+    def found() -> list[Pixels]:
+        trained = [transform.for_training(image, key) for image, key in cases]
+        return trained + [transform.for_testing(image) for image, _ in cases]
+
+    native = found()
+    monkeypatch.setattr(resize, "has_library", lambda: False)
+    assert all(map(np.array_equal, native, found()))
 
 
 def test_boxes_are_those_of_torchvision_for_the_same_numbers(
@@ -152,7 +181,7 @@ def test_boxes_are_those_of_torchvision_for_the_same_numbers(
             torch, "randint", lambda low, high, size, n=numbers: torch.tensor([n.below(high)])
         )
         top, left, height, width = transforms.RandomResizedCrop.get_params(
-            picture(*size), [0.08, 1.0], [3 / 4, 4 / 3]
+            Image.fromarray(picture(*size)), [0.08, 1.0], [3 / 4, 4 / 3]
         )
         found = random_box(*size, 0.08, Numbers(seed))
         # torchvision draws in float32, which can round a side to another pixel.
@@ -161,7 +190,7 @@ def test_boxes_are_those_of_torchvision_for_the_same_numbers(
 
 
 def test_jitter_changes_brightness_contrast_and_saturation() -> None:
-    colors = np.asarray(picture(9, 7)).astype(np.float32)
+    colors = picture(9, 7).astype(np.float32)
     gray = colors @ np.array([0.299, 0.587, 0.114])
     seen = set()
     for key in map(int, epoch_keys(0, 0, 60)):

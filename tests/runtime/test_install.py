@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 import unflip
-from unflip import hints
+from unflip import hints, resize
 from unflip.packing.file import Packed, write
 from unflip.runtime import _native
 
@@ -66,6 +66,11 @@ def test_extras_are_named_as_pyproject_has_them(root: Path) -> None:
         assert packages.get(package, package) in listed
     base = {name(line) for line in project["dependencies"]}
     assert base == {"numpy", "safetensors", "typer", "rich", "pillow"}
+
+
+def test_the_library_that_resizes_is_installed_too() -> None:
+    """Without it Pillow resizes, and the tests that compare the two are skipped."""
+    assert resize.has_library()
 
 
 def test_no_package_is_left_out_of_the_wheel(root: Path) -> None:

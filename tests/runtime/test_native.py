@@ -21,7 +21,7 @@ def sanitized(build: Build) -> Path:
     """Memory errors and undefined behaviour end a program with a message."""
     return build(
         "sanitized",
-        ["engine_test", "loader_test", "thread_pool_test", "fuzz_load"],
+        ["engine_test", "loader_test", "thread_pool_test", "resize_test", "fuzz_load"],
         UNFLIP_SANITIZE="address,undefined",
         UNFLIP_OPTIMIZE="-O1",
         UNFLIP_TESTS="ON",
@@ -35,6 +35,10 @@ def test_loader(sanitized: Path, command: Command) -> None:
 
 def test_thread_pool(sanitized: Path, command: Command) -> None:
     assert "all right" in command(sanitized / "thread_pool_test")
+
+
+def test_resize(sanitized: Path, command: Command) -> None:
+    assert "all right" in command(sanitized / "resize_test")
 
 
 def test_engine(sanitized: Path, command: Command) -> None:
@@ -79,7 +83,7 @@ def test_arm(build: Build, command: Command) -> None:
         pytest.skip("this machine runs NEON itself: see test_engine")
     folder = build(
         "arm",
-        ["engine_test", "loader_test"],
+        ["engine_test", "loader_test", "resize_test"],
         CMAKE_SYSTEM_NAME="Linux",
         CMAKE_SYSTEM_PROCESSOR="aarch64",
         CMAKE_C_COMPILER=compiler.replace("g++", "gcc"),
@@ -90,5 +94,6 @@ def test_arm(build: Build, command: Command) -> None:
         UNFLIP_TESTS="ON",
     )
     assert "all right" in command(emulator, folder / "loader_test")
+    assert "all right" in command(emulator, folder / "resize_test")
     out = command(emulator, folder / "engine_test", 15)
     assert "neon" in out.rsplit("Sets:", 1)[1]

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unflip.data.errors import DataError
-from unflip.data.transforms import Pixels, Transform
-from unflip.pictures import PixelError, decode_rgb
+from unflip.data.transforms import Transform
+from unflip.pictures import PixelError, decode_pixels
+from unflip.resize import Pixels
 
 if TYPE_CHECKING:
     from unflip.data.store import Part
@@ -51,11 +52,11 @@ class Decoder:
             if begin is not None:
                 begin(index)
             try:
-                image = decode_rgb(part.read(index), part.name(index))
+                image = decode_pixels(part.read(index), part.name(index))
                 if use is Use.TRAIN:
-                    out[number] = transform.for_training(image, key)
+                    transform.for_training(image, key, out[number])
                 else:
-                    out[number] = transform.for_testing(image)
+                    transform.for_testing(image, out[number])
             except PixelError as error:
                 raise DataError(f"{error}.") from error
             except MemoryError as error:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from unflip.data.decoder import Use
 from unflip.data.source import in_batches, numbers_of_part
-from unflip.data.transforms import Pixels
 from unflip.data.worker_pool import Batch, WorkerPool
+from unflip.resize import Pixels
 
 if TYPE_CHECKING:
     from unflip.data.images import ImagesDataset

@@ -9,18 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from unflip.data.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from unflip.resize import Pixels, resized
 
 Keys = npt.NDArray[np.int64]
-Pixels = npt.NDArray[np.uint8]
 Colors = npt.NDArray[np.float32]
 
 # The constants of splitmix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
@@ -128,35 +124,30 @@ class Transform:
                 f"{name}={getattr(self, name)!r} must be a number {wanted}. Set data.{name}."
             )
 
-    def for_training(self, image: Image, key: int) -> npt.NDArray[Any]:
-        """Pixels H,W,3 of the sample with this key."""
-        from PIL.Image import Resampling, Transpose
-
+    def for_training(self, image: Pixels, key: int, out: Pixels | None = None) -> Pixels:
+        """Pixels H,W,3 of the sample with this key, from an image H,W,3; written to ``out`` if that is given."""
         numbers = Numbers(key)
-        box = random_box(*image.size, self.scale_min, numbers)
-        image = image.crop(box).resize((self.size, self.size), Resampling.BILINEAR)
-        if numbers.uniform() < 0.5:
-            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
-        pixels = np.asarray(image)
-        if not (self.jitter or self.lighting):
-            return pixels
-        colors = pixels.astype(np.float32)
-        if self.jitter:
-            colors = jittered(colors, self.jitter, numbers)
-        if self.lighting:
-            colors += lighting(self.lighting, numbers)
-        return np.rint(colors).clip(0, 255).astype(np.uint8)
+        height, width, _ = image.shape
+        box = random_box(width, height, self.scale_min, numbers)
+        flip = numbers.uniform() < 0.5
+        out = resized(image, box, (self.size, self.size), flip=flip, out=out)
+        if self.jitter or self.lighting:
+            colors = out.astype(np.float32)
+            if self.jitter:
+                colors = jittered(colors, self.jitter, numbers)
+            if self.lighting:
+                colors += lighting(self.lighting, numbers)
+            out[...] = np.rint(colors).clip(0, 255)
+        return out
 
-    def for_testing(self, image: Image) -> npt.NDArray[Any]:
-        """Pixels H,W,3 of the center."""
-        from PIL.Image import Resampling
-
-        width, height = resized_to(*image.size, self.resize)
-        if (width, height) != image.size:
-            image = image.resize((width, height), Resampling.BILINEAR)
+    def for_testing(self, image: Pixels, out: Pixels | None = None) -> Pixels:
+        """Pixels H,W,3 of the center; written to ``out`` if that is given."""
+        height, width, _ = image.shape
+        size = resized_to(width, height, self.resize)
         # Python rounds halves to even, and so does torchvision.
-        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
-        return np.asarray(image.crop((left, top, left + self.size, top + self.size)))
+        left, top = (round((side - self.size) / 2) for side in size)
+        window = (left, top, left + self.size, top + self.size)
+        return resized(image, (0, 0, width, height), size, window, out=out)
 
 
 def random_box(

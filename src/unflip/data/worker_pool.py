@@ -29,7 +29,6 @@ import numpy.typing as npt
 
 from unflip.data.decoder import Decoder, RingShape, Rows, Use
 from unflip.data.errors import DataError
-from unflip.data.transforms import Pixels
 from unflip.data.worker_process import (
     CONTROL_BYTES,
     DATA_ERROR,
@@ -39,6 +38,7 @@ from unflip.data.worker_process import (
     TASK,
     mapped,
 )
+from unflip.resize import Pixels
 
 Report = tuple[int, int, int, bytes]  # ticket, slot, images, error
 Batch = tuple[Pixels, npt.NDArray[np.int64]]

@@ -18,7 +18,7 @@ import numpy as np
 
 from unflip.data.decoder import Decoder, RingShape, Rows, Use
 from unflip.data.errors import DataError
-from unflip.data.transforms import Pixels
+from unflip.resize import Pixels
 
 # Ring: offset in the file, slots, batch. Piece: ticket, slot, use, first row, count.
 TASK = struct.Struct("8q")
