@@ -6,13 +6,16 @@ On a CUDA machine the kernel runs for real. Elsewhere one test runs this file ag
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from unflip.kernels import mapping_products, tuning
-from unflip.kernels.mapping_products import predict_by_products, supports
+from unflip.kernels import tuning
+from unflip.kernels.mapping_products import operator as mapping_products
+from unflip.kernels.mapping_products import triton_kernels
+from unflip.kernels.mapping_products.operator import predict_by_products, supports
 from unflip.kernels.tuning import available
 from unflip.methods.mapping_network import MappingNetwork
 
@@ -61,7 +64,7 @@ def errors(mapping: MappingNetwork, weight: Tensor) -> list[float]:
 @runs
 @pytest.mark.parametrize(
     ("filters", "channels", "residual", "size"),
-    [(5, 16, False, 0.03), (16, 48, True, 0.03), (3, 32, False, 1e-7), (4, 16, False, 1e5)],
+    [(5, 16, False, 0.03), (40, 48, True, 0.03), (3, 32, False, 1e-7), (4, 16, False, 1e5)],
 )
 def test_predictions_are_as_precise_as_float32(
     filters: int, channels: int, residual: bool, size: float
@@ -71,6 +74,32 @@ def test_predictions_are_as_precise_as_float32(
     assert prediction < 2e-6
     # The gradient of the latent weights of 1e-7 is as large as they are small; all are those of one product of halves.
     assert max(gradients) < 3e-3
+
+
+@runs
+def test_the_operators_keep_the_promises_that_a_compiler_relies_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shapes without values, schema, and gradients in a compiled graph."""
+    calls: list[tuple[Any, ...]] = []
+    forward = mapping_products._forward
+    monkeypatch.setattr(
+        mapping_products, "_forward", lambda *args: (calls.append(args), forward(*args))[1]
+    )
+    (first, weight1), (second, weight2) = example(3, 16), example(3, 16, size=0.1)
+    predict_by_products([first, second], [weight1, weight2])
+    [arguments] = calls
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    leaves = torch.utils._pytree.tree_map(lambda t: t.detach().requires_grad_(), arguments[:3])
+    torch.library.opcheck(forward, (*leaves, *arguments[3:]), test_utils=checks)
+    sums, *saved = forward(*arguments)
+    grad, scale = torch.randn_like(sums), torch.full((2,), 64.0, device=DEVICE)
+    for needs_x in (False, True):
+        more = (grad, scale, *arguments, *saved, needs_x)
+        plain = torch.utils._pytree.tree_map(lambda t: t.detach(), more[:-1])
+        torch.library.opcheck(
+            mapping_products._gradients, (*plain, needs_x), test_utils=("test_schema", checks[2])
+        )
 
 
 @runs
@@ -144,10 +173,19 @@ def test_what_is_supported() -> None:
     assert not supports(MappingNetwork(weight, False, "fixed").to(weight), weight)
 
 
-def test_the_kernel_compiles_for_a_gpu(compile_for_sm_90: Callable[..., None]) -> None:
+def test_the_kernels_compile_for_a_gpu(compile_for_sm_90: Callable[..., None]) -> None:
     if tuning.INTERPRETED:
         pytest.skip("the interpreter compiles nothing")
-    kinds = {"x_ptr": "*fp32", "scales_ptr": "*fp32", "": "*fp16", "pixels": "i32", "layers": "i32"}
+    kinds = {"": "*fp32", "pixels": "i32", "layers": "i32"}
+    halves = {"out_ptr": "*fp16", "beside_ptr": "*fp16", "same_ptr": "*fp16", "hidden_ptr": "*fp16"}
+    block, sums = {"C": 512, "ROWS": 8, "BLOCK": 512}, {"C": 512, "SPLITS": 16, "BLOCK": 64}
     for order in (mapping_products.SAME, mapping_products.BESIDE, mapping_products.FLIPPED):
-        constants = {"C": 512, "ORDER": order, "PARTS": order, "ROWS": 8, "BLOCK": 512}
-        compile_for_sm_90(mapping_products.halves_kernel, constants, kinds)
+        constants = {**block, "ORDER": order, "PARTS": order, "HIDDEN": order == 1}
+        compile_for_sm_90(triton_kernels.halves_kernel, constants, kinds | halves)
+    compile_for_sm_90(triton_kernels.hidden_backward_kernel, {**block, "ALL": 512}, kinds | halves)
+    for kernel in (triton_kernels.moments_kernel, triton_kernels.sums_kernel):
+        for alone in ({}, {"layers": 1}):  # Triton makes a constant of a 1
+            compile_for_sm_90(kernel, {**sums, **alone, "ROWS": 32}, kinds)
+    for kernel in (triton_kernels.finish_moments_kernel, triton_kernels.finish_sums_kernel):
+        for alone in ({}, {"layers": 1}):
+            compile_for_sm_90(kernel, {**sums, **alone}, kinds)

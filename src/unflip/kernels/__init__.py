@@ -7,7 +7,7 @@ stem_conv.py   a network's first convolution, of images, by the kernels of sign_
 norm/          PReLU, BatchNorm and shortcut after a binary convolution
 mapping.py     the weights that networks predict (LNS): computed once per step, and several layers together
 mapping_conv/  the kernels for those networks, for layers of up to 128 channels
-mapping_products.py  the same for wider layers, as matrix products on tensor cores
+mapping_products/  the same for wider layers, as matrix products on tensor cores
 passed.py      remembers which kernels have passed on this machine
 tuning.py      measures blocks and kernels, and chooses the fastest
 nvrtc.py       compiles CUDA C++ at run time

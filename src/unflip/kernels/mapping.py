@@ -4,7 +4,7 @@ A step needs f(W) twice, for the layer's bits and for the auxiliary loss. A netw
 that is hundreds of kernels, each too small to fill it. Layers whose weights have the same shape go through their
 mappings at once, each convolution as one batched matrix product. Layers with ``fused_predict`` go through our kernels
 instead: narrow 3×3 layers of all shapes together (``mapping_conv``), wide ones of one shape together
-(``mapping_products.py``).
+(``mapping_products``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.kernels import mapping_products
 from unflip.kernels.mapping_conv import operator as mapping_conv
+from unflip.kernels.mapping_products import operator as mapping_products
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
 from unflip.methods.mapping_network import FilterNorm, MappingNetwork

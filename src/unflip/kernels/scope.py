@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from unflip.kernels import check, mapping_products, stem_conv, tuning
+from unflip.kernels import check, stem_conv, tuning
 from unflip.kernels.attach import attached
 from unflip.kernels.check import Trial
 from unflip.kernels.mapping import covered, mapped_layers, predict_fused
-from unflip.kernels.mapping_products import predict_by_products
+from unflip.kernels.mapping_products import operator as mapping_products
 from unflip.kernels.norm import layer as norm
 from unflip.kernels.passed import Passed
 from unflip.kernels.sign_conv import cuda_kernels
@@ -195,13 +195,15 @@ def prediction_kernels(model: nn.Module, device: torch.device) -> Iterator[None]
         if mapped and tuning.available() and tuning.runs_on(device):
             scope.enter_context(_cudnn_flags())
             try:
-                check.check_mapping(mapped, predict_by_products)
+                check.check_mapping(mapped, mapping_products.predict_by_products)
             except Exception as error:
                 _warn(
                     f"predicting weights without our kernels, because they failed: {first_line(error)}"
                 )
             else:
-                scope.enter_context(attached(mapped.values(), fused_predict=predict_by_products))
+                scope.enter_context(
+                    attached(mapped.values(), fused_predict=mapping_products.predict_by_products)
+                )
         yield
 
 
