@@ -219,6 +219,34 @@ def test_steps_fall_at_their_epochs() -> None:
     )
 
 
+def test_rates_rise_before_they_fall() -> None:
+    cosine = Schedule(name="cosine", warmup=4)
+    assert [cosine.factor_at(e, 24) for e in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    plain = Schedule(name="cosine")
+    assert [cosine.factor_at(e, 24) for e in range(4, 24)] == [
+        plain.factor_at(e, 20) for e in range(20)
+    ]
+    step = Schedule(name="step", at=(10,), warmup=1)
+    assert [step.factor_at(e, 20) for e in (0, 1, 9, 10)] == pytest.approx([0.5, 1, 1, 0.1])
+    assert "warmup" not in Schedule().model_dump()
+    with pytest.raises(
+        RecipeError, match=r"schedule.warmup=3 leaves no epoch of epochs=3: make it smaller"
+    ):
+        load_recipe("digits-dorefa", ["epochs=3", "schedule.warmup=3"])
+
+
+def test_labels_that_are_not_used_cannot_be_smoothed() -> None:
+    overrides = ["label_smoothing=0.1", "distill.teacher=digits-float", "distill.weight=1"]
+    with pytest.raises(
+        RecipeError, match=r"label_smoothing=0.1 has no effect, because distill.weight=1"
+    ):
+        load_recipe("digits-dorefa", overrides)
+    assert (
+        load_recipe("digits-dorefa", [*overrides[:2], "distill.weight=0.5"]).label_smoothing == 0.1
+    )
+    assert "label_smoothing" not in load_recipe("digits-dorefa").plain()
+
+
 def test_constant_stays() -> None:
     assert {Schedule().factor_at(e, 10) for e in range(10)} == {1.0}
 

@@ -66,6 +66,8 @@ def test_scaled_epochs_move_the_schedule() -> None:
     steps = ["schedule={name: step, at: [10, 20]}"]
     at = scaled(load_recipe("digits-dorefa", steps), 0.5)
     assert (at.epochs, at.schedule.at) == (15, (5, 10))
+    rising = load_recipe("digits-dorefa", ["epochs=20", "schedule.warmup=4"])
+    assert [scaled(rising, f).schedule.warmup for f in (0.5, 0.05, 2)] == [2, 0, 8]
     tiny = scaled(load_recipe("cifar10-resnet20-finetune"), 0.001)
     assert (tiny.epochs, tiny.schedule.every) == (1, 1)
 

@@ -74,6 +74,16 @@ def test_the_loss_is_a_mixture(student: Recipe, digits: ImageSet) -> None:
     torch.testing.assert_close(mixed, 0.75 * hard + 0.25 * soft)
 
 
+def test_smooth_labels(student: Recipe, digits: ImageSet) -> None:
+    """A share of a label is spread over all ten classes, its own among them."""
+    model = build_model(student, digits.spec, seed=0).eval()
+    images, labels = torch.randn(6, 1, 8, 8), torch.arange(6)
+    found, _ = Objective(model, smoothing=0.3)(images, labels)
+    targets = 0.7 * F.one_hot(labels, 10) + 0.03
+    expected = -(targets * F.log_softmax(model(images), 1)).sum(1).mean()
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_student_learns_from_its_teacher_and_resumes(
     teacher_run: Path, student: Recipe, digits: ImageSet, tmp_path: Path
 ) -> None:

@@ -127,13 +127,19 @@ DROP = 0.1  # what a learning rate is multiplied with, unless a recipe says othe
 
 
 class Schedule(_Part):
-    """The factor on every learning rate in each epoch. ``factors``, if given, has one for each of ``at``."""
+    """The factor on every learning rate in each epoch. ``factors``, if given, has one for each of ``at``. In the first
+    ``warmup`` epochs the rates rise in a line; cosine and linear begin to fall after them."""
 
     name: Literal["constant", "cosine", "linear", "step"] = "constant"
     every: Count | None = None
     at: tuple[Count, ...] = ()
     factor: Fraction = DROP
     factors: tuple[Fraction, ...] = ()
+    warmup: Annotated[int, Field(ge=0)] = 0
+
+    @model_serializer(mode="wrap")
+    def _without_no_warmup(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {k: v for k, v in values(self).items() if k != "warmup" or v}
 
     @model_validator(mode="after")
     def _steps(self) -> Schedule:
@@ -155,10 +161,13 @@ class Schedule(_Part):
 
     def factor_at(self, epoch: int, epochs: int) -> float:
         """For epoch 0 .. epochs - 1."""
+        if epoch < self.warmup:
+            return (epoch + 1) / (self.warmup + 1)
+        fallen = (epoch - self.warmup) / (epochs - self.warmup)
         if self.name == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+            return 0.5 * (1 + math.cos(math.pi * fallen))
         if self.name == "linear":
-            return 1 - epoch / epochs
+            return 1 - fallen
         if self.name == "step":
             drops = epoch // self.every if self.every else sum(epoch >= at for at in self.at)
             return float(math.prod(self.factors[:drops]) if self.factors else self.factor**drops)
@@ -190,6 +199,7 @@ class Recipe(_Part):
     distill: Distill | None = None
     epochs: Count
     batch_size: Count = 128
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     optimizer: Optimizer
     schedule: Schedule = Schedule()
     precision: Literal["float16", "float32"] = "float16"
@@ -229,7 +239,8 @@ class Recipe(_Part):
     @model_serializer(mode="wrap")
     def _without_empty_fields(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave these fields out where they are empty."""
-        return {k: v for k, v in values(self).items() if k not in ("uses", "expected") or v}
+        left_out = ("uses", "expected", "label_smoothing")
+        return {k: v for k, v in values(self).items() if k not in left_out or v}
 
     @field_validator("expected")
     @classmethod
@@ -268,6 +279,23 @@ class Recipe(_Part):
         reason = None if self.method == "float" else self.resolved_method().needs_start()
         if reason and self.start is None:
             raise ValueError(f"{reason}: give start, the recipe whose run it starts from")
+        return self
+
+    @model_validator(mode="after")
+    def _has_epochs_after_its_warmup(self) -> Recipe:
+        if self.schedule.warmup >= self.epochs:
+            raise ValueError(
+                f"schedule.warmup={self.schedule.warmup} leaves no epoch of epochs={self.epochs}: make it smaller"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _smooths_labels_that_it_uses(self) -> Recipe:
+        if self.label_smoothing and self.distill is not None and self.distill.weight == 1:
+            raise ValueError(
+                f"label_smoothing={self.label_smoothing} has no effect, because distill.weight=1 learns from the "
+                "teacher alone: remove it, or make distill.weight smaller"
+            )
         return self
 
     def resolved_method(self) -> Method:

@@ -165,5 +165,7 @@ def scaled(recipe: Recipe, factor: float) -> Recipe:
 
     steps = recipe.schedule
     every = None if steps.every is None else times(steps.every)
-    moved = steps.model_copy(update={"every": every, "at": tuple(map(times, steps.at))})
-    return recipe.model_copy(update={"epochs": times(recipe.epochs), "schedule": moved})
+    epochs = times(recipe.epochs)
+    warmup = min(round(steps.warmup * factor), epochs - 1)
+    new = {"every": every, "at": tuple(map(times, steps.at)), "warmup": warmup}
+    return recipe.model_copy(update={"epochs": epochs, "schedule": steps.model_copy(update=new)})

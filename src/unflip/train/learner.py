@@ -37,12 +37,18 @@ RANKED = 10  # classes from which on top-5 accuracy is measured
 
 
 class Objective(nn.Module):
-    """Cross entropy, mixed with a teacher's logits if there is a teacher, and the methods' own loss per layer."""
+    """Cross entropy, mixed with a teacher's logits if there is a teacher, and the methods' own loss per layer.
 
-    def __init__(self, model: nn.Module, distill: Distill | None = None) -> None:
+    ``smoothing`` is the share of a label that is spread over all classes.
+    """
+
+    def __init__(
+        self, model: nn.Module, distill: Distill | None = None, smoothing: float = 0.0
+    ) -> None:
         super().__init__()
         self.model = model
         self.distill = distill
+        self.smoothing = smoothing
 
     def forward(
         self, images: Tensor, labels: Tensor, teacher: Tensor | None = None
@@ -59,13 +65,12 @@ class Objective(nn.Module):
 
     def _loss(self, logits: Tensor, labels: Tensor, teacher: Tensor | None) -> Tensor:
         if self.distill is None or teacher is None:
-            return F.cross_entropy(logits, labels)
+            return F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
         soft = divergence(logits, teacher, self.distill.temperature)
         if self.distill.weight == 1:  # the labels are not used
             return soft
-        return (1 - self.distill.weight) * F.cross_entropy(
-            logits, labels
-        ) + self.distill.weight * soft
+        hard = F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
+        return (1 - self.distill.weight) * hard + self.distill.weight * soft
 
 
 def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -127,7 +132,7 @@ class Learner:
         self.images = recipe.batch_size // ranks.world  # per step, in this process
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = in_half(recipe, device)
-        objective = Objective(self.model, recipe.distill)
+        objective = Objective(self.model, recipe.distill, recipe.label_smoothing)
         self.objective = ranks.averaging(objective, recipe)
         with torch.no_grad():
             self.auxiliary_layers = list(auxiliary_losses(self.model))
