@@ -179,7 +179,7 @@ def test_own_loop_snippet_runs():
     assert not torch.equal(weight, model[0].weight)
 
 
-@pytest.mark.parametrize("hook", ["start_epoch", "after_step"])
+@pytest.mark.parametrize("hook", ["start_epoch", "before_step", "after_step"])
 def test_the_methods_that_need_a_hook_are_listed(hook):
     page = (ROOT / "docs" / "training.md").read_text()
     listed = re.search(rf"    unflip\.{hook}\(.*# .*: (.*)\n", page)[1]

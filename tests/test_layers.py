@@ -210,6 +210,16 @@ def test_after_step_reaches_every_layer() -> None:
     assert all(v == {3} for name, v in values.items() if name not in ("1.weight", "3.weight"))
 
 
+def test_before_step_reaches_every_layer_and_its_gradient_alone() -> None:
+    model = net({"name": "ovsw", "delta": 0, "sigma": 0.5})
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    unflip.before_step(model)
+    for name, parameter in model.named_parameters():
+        decayed = 0.5 * parameter if name in ("1.weight", "3.weight") else 0 * parameter
+        torch.testing.assert_close(parameter.grad, decayed.detach())
+
+
 @pytest.mark.parametrize(("epoch", "epochs"), [(-1, 4), (4, 4), (1, 1), (0, 0)])
 def test_an_epoch_outside_the_schedule_is_refused(epoch: int, epochs: int) -> None:
     with pytest.raises(ValueError, match=f"epoch={epoch} should be .* epochs={epochs}$"):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         after_step,
         auxiliary_loss,
         auxiliary_losses,
+        before_step,
         start_epoch,
     )
     from unflip.packing import pack
@@ -36,6 +37,7 @@ __all__ = [
     "after_step",
     "auxiliary_loss",
     "auxiliary_losses",
+    "before_step",
     "binarize",
     "cost",
     "flip_rate",
@@ -61,6 +63,7 @@ _HOMES = {
         "after_step",
         "auxiliary_loss",
         "auxiliary_losses",
+        "before_step",
         "start_epoch",
     ),
     "unflip.packing": ("pack",),

@@ -250,7 +250,7 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
 
     Works in both directions. All weights outside of the method's state are copied and must fit. Of the method's state:
 
-    - weight binarizers (mapping networks, for instance) stay as they are;
+    - weight binarizers (mapping networks, for instance) stay as they are, except what they name in ``carried``;
     - the state of inputs, activations and shortcuts (ReActNet's shifts) is copied if the other network has the same;
     - so is the learned state of a base method that another method wraps (ReCU's scales). The outer method does not
       train it, so a warning names what the other network lacks.
@@ -270,7 +270,12 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         )
     state = {k: v for k, v in state_dict.items() if not inside_binarizer(k)}
     own = {k: v for k, v in model.state_dict().items() if inside_binarizer(k)}
-    found = {key: _in_twin(key, value, state_dict) for key, value in own.items()}
+    carried = {
+        f"{name}.weight_binarizer.{part}".removeprefix(".")
+        for name, layer in binary_layers(model)
+        for part in layer.weight_binarizer.carried
+    }
+    found = {key: _in_twin(key, value, state_dict, carried) for key, value in own.items()}
     model.load_state_dict({**state, **own, **{k: v for k, v in found.items() if v is not None}})
     _warn_of_bases([key for key, value in found.items() if _BASE in key and value is None])
     for _, layer in binary_layers(model):
@@ -300,12 +305,15 @@ def _refuse_wrapped(model: nn.Module, state_dict: object) -> None:
             )
 
 
-def _in_twin(key: str, own: Tensor, state_dict: Mapping[str, Tensor]) -> Tensor | None:
+def _in_twin(
+    key: str, own: Tensor, state_dict: Mapping[str, Tensor], carried: set[str]
+) -> Tensor | None:
     """The twin's tensor for an entry of the method's state; None if the entry stays as it is."""
     if _BASE in key:  # the twin may be wrapped too, or have the base method alone
         places = [key, key.replace(_BASE, "weight_binarizer.")]
     else:
-        places = [] if "weight_binarizer" in key.split(".") else [key]
+        stays = "weight_binarizer" in key.split(".") and key not in carried
+        places = [] if stays else [key]
     fitting = (state_dict[p] for p in places if p in state_dict)
     return next((value for value in fitting if value.shape == own.shape), None)
 

@@ -397,6 +397,12 @@ def start_epoch(model: nn.Module, epoch: int, epochs: int) -> None:
         layer.input_binarizer.start_epoch(epoch, epochs)
 
 
+def before_step(model: nn.Module) -> None:
+    """Call before every optimizer step, for methods that change the gradients of their latent weights."""
+    for _, layer in binary_layers(model):
+        layer.weight_binarizer.before_step(layer.weight)
+
+
 def after_step(model: nn.Module) -> None:
     """Call after every optimizer step, for methods that clip or center their latent weights."""
     for _, layer in binary_layers(model):

@@ -324,6 +324,7 @@ def test_training_moves_the_weights_and_freezes_exactly(method: str) -> None:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), target) + unflip.auxiliary_loss(model)
         loss.backward()
+        unflip.before_step(model)
         optimizer.step()
         unflip.after_step(model)
         losses.append(loss.item())

@@ -156,3 +156,30 @@ def test_few_classes_have_no_top_five(digits: ImageSet) -> None:
         assert found.top1 is not None
         assert (found.top5 is not None) == ranked
         assert not ranked or found.top1 <= (found.top5 or 0) <= 100
+
+
+@pytest.mark.parametrize("method", ["biper", "ovsw", "rebnn"])
+def test_a_resumed_learner_continues_with_the_methods_state(method: str, digits: ImageSet) -> None:
+    """Averages of flips and balances are part of the state; gradients are changed in each step."""
+    recipe = load_recipe("digits-dorefa", [f"method={method}", "model.width=4", "batch_size=32"])
+
+    def learner(seed: int) -> Learner:
+        made = Learner(recipe, build_model(recipe, digits.spec, seed), digits.source(CPU), CPU)
+        made.start_epoch(seed=0, epoch=0, factor=1.0)
+        return made
+
+    whole, resumed = learner(0), learner(1)
+    for _ in range(3):
+        whole.step()
+    resumed.restore(whole.snapshot())
+    resumed.position.copy_(whole.position)
+    for _ in range(2):
+        whole.step()
+        resumed.step()
+    state = resumed.state()
+    assert all(torch.equal(state[name], value) for name, value in whole.state().items())
+    parts = [name.rsplit(".", 1)[1] for name in state if ".weight_binarizer." in name]
+    counted = {"biper": [], "ovsw": ["flips"], "rebnn": ["gamma"]}[method]
+    for name in (n for n in state if n.rsplit(".", 1)[1] in counted):
+        assert state[name].count_nonzero() > 0, name
+    assert set(counted) <= set(parts)

@@ -107,6 +107,7 @@ class WeightBinarizer(Numbers):
 
     made_by: str = ""  # the method's name; set by the layer, used in messages
     binary: bool = True  # False: the weight stays float and has no code
+    carried: tuple[str, ...] = ()  # tensors of its state that ``load_twin`` copies if they fit
 
     def code(self, weight: Tensor) -> BinaryWeight:
         """The discrete form of ``weight``."""
@@ -147,6 +148,12 @@ class WeightBinarizer(Numbers):
 
         Keep a scheduled value in a buffer (``hold``) and fill it in place (``set_number``): a captured step reads the
         buffer. ``code`` may depend on it only if the buffer is persistent.
+        """
+
+    def before_step(self, weight: Tensor) -> None:
+        """Change gradients in place before an optimizer step: ``weight.grad``, and those of own parameters.
+
+        They are the gradients of the whole batch, over all ranks, and any loss scale is divided out.
         """
 
     def after_step(self, weight: Tensor) -> None:

@@ -61,18 +61,20 @@ class Bop(Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    average = self.state[weight]["average"]
-                    _flip(weight, weight.grad, average, group["lr"], group["threshold"])
+                    self.update(weight, weight.grad, group)
         return loss
 
+    def update(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """One step for one tensor, in place; the host reads nothing from the device."""
+        average, gamma = self.state[weight]["average"], group["lr"]
+        average.mul_(1 - gamma).add_(grad * gamma)
+        flip_above(weight, average, group["threshold"])
 
-def _flip(
-    weight: Tensor, grad: Tensor, average: Tensor, gamma: float | Tensor, threshold: float
-) -> None:
-    """One step for one tensor, in place; the host reads nothing from the device."""
-    average.mul_(1 - gamma).add_(grad * gamma)
+
+def flip_above(weight: Tensor, signal: Tensor, threshold: float) -> None:
+    """w ← −w where w · signal > threshold, in place."""
     bits = sign(weight)  # ±1 already, unless other weights were loaded after the last step
-    weight.copy_(torch.where(bits * average > threshold, -bits, bits))
+    weight.copy_(torch.where(bits * signal > threshold, -bits, bits))
 
 
 class FlippedSign(PlainSign):
@@ -84,16 +86,16 @@ class FlippedSign(PlainSign):
     def after_step(self, weight: Tensor) -> None:
         if can_be_read(weight) and not self.looked_at:
             self.looked_at = True
-            _warn_of_latent(weight)
+            _warn_of_latent(weight, self.made_by)
         super().after_step(weight)
 
 
-def _warn_of_latent(weight: Tensor) -> None:
+def _warn_of_latent(weight: Tensor, method: str) -> None:
     if not (weight.abs() == 1).all():
         warnings.warn(
-            "bop: after a step a binary layer has weights that are not ±1. Another optimizer trains them as latent "
-            "weights, which is the method binarynet. Give the weights of binary layers to "
-            "unflip.methods.get('bop').latent_optimizer(weights) and all other parameters to your own optimizer "
+            f"{method}: after a step a binary layer has weights that are not ±1. Another optimizer trains them as "
+            "latent weights, which is the method binarynet. Give the weights of binary layers to "
+            f"unflip.methods.get({method!r}).latent_optimizer(weights) and all other parameters to your own optimizer "
             "(docs/training.md).",
             stacklevel=5,  # the caller of unflip.after_step
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -164,6 +165,15 @@ def check_whole(method: str, option: str, value: object, least: int, most: int) 
         raise ValueError(
             f"{method}: {option}={value!r} should be a whole number, {least} to {most}"
         )
+
+
+def warn_of_missing_hook(binarizer: WeightBinarizer, so: str) -> None:
+    """Warn in ``after_step`` of a loop that does not call ``unflip.before_step``; ``so`` is the consequence."""
+    warnings.warn(
+        f"{binarizer.made_by}: unflip.after_step was called without unflip.before_step, so {so}. Call "
+        "unflip.before_step(model) before optimizer.step() (docs/training.md).",
+        stacklevel=5,  # the caller of unflip.after_step, beyond torch.no_grad
+    )
 
 
 class Carry(nn.Identity):

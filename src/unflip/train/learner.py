@@ -20,6 +20,7 @@ from unflip.kernels import shared_predictions
 from unflip.layers import (
     after_step,
     auxiliary_losses,
+    before_step,
     binary_layers,
     inside_binarizer,
     start_epoch,
@@ -248,6 +249,7 @@ class Learner:
     def step(self) -> None:
         """One optimizer step, without a synchronization with the host."""
         loss, auxiliary = self.backward()
+        before_step(self.model)
         for optimizer in self.optimizers:
             optimizer.step()
         after_step(self.model)
