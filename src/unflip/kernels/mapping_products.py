@@ -83,7 +83,7 @@ def _predict(nets: Sequence[MappingNetwork], weights: Sequence[Tensor]) -> list[
     biases = torch.stack([n.conv3.bias for n in nets if n.conv3.bias is not None])
     predicted = _convolve([n.conv3 for n in nets], h) + biases[:, None, None]
     parts = predicted.permute(1, 3, 4, 2, 0).unbind()
-    return [n.with_residual(q, w) for n, q, w in zip(nets, parts, weights, strict=True)]
+    return [n.finish(q, w) for n, q, w in zip(nets, parts, weights, strict=True)]
 
 
 def _normalize(norms: Sequence[FilterNorm], x: Tensor) -> Tensor:
