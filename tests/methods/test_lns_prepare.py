@@ -61,7 +61,7 @@ class Prepared:
         return self.baseline, copies
 
 
-@pytest.mark.filterwarnings("ignore:after 30 steps")
+@pytest.mark.filterwarnings("ignore:after at most 30 steps")
 def test_prepare_is_the_warm_start_of_its_options(same_net: Net) -> None:
     options = {"warm_steps": 30, "warm_lr": 1e-2, "warm_agreement": 0.9, "warm_patience": 25}
     model, expected, preparation = same_net(**options), same_net(), Prepared()
@@ -76,7 +76,7 @@ def test_prepare_is_the_warm_start_of_its_options(same_net: Net) -> None:
     assert not any(b.untaught for _, _, b in mapped_layers(model))
 
 
-@pytest.mark.filterwarnings("ignore:after 5 steps")
+@pytest.mark.filterwarnings("ignore:after at most 5 steps")
 def test_runs_side_by_side_share_their_warm_start(same_net: Net) -> None:
     preparation = Prepared(memo={})
     for alpha in (0.0, 1.0):

@@ -79,9 +79,12 @@ def test_a_mapping_that_begins_as_another_is_not_taught_again(
     alone, beside = same_net(**options), same_net(**options)
     reached = warm_start(alone, steps=40)
     calls, teach = [], warm_start_module._teach
-    monkeypatch.setattr(
-        warm_start_module, "_teach", lambda *args: (calls.append(args), teach(*args))[1]
-    )
+
+    def counted(*args: Any) -> str:
+        calls.append(args)
+        return teach(*args)
+
+    monkeypatch.setattr(warm_start_module, "_teach", counted)
     assert warm_start(beside, steps=40, memo=memo) == reached
     assert len(calls) == taught
     states = alone.state_dict(), beside.state_dict()
@@ -96,7 +99,12 @@ def test_other_weights_or_steps_are_taught_again(
     memo: dict[str, Any] = {}
     warm_start(same_net(), steps=40, memo=memo)
     calls: list[Any] = []
-    monkeypatch.setattr(warm_start_module, "_teach", lambda *args: calls.append(args) or "steps")
+
+    def counted(*args: Any) -> str:
+        calls.append(args)
+        return "steps"
+
+    monkeypatch.setattr(warm_start_module, "_teach", counted)
     other = same_net()
     with torch.no_grad():
         other.get_parameter("5.weight")[0, 0, 0, 0] += 0.01
@@ -270,9 +278,8 @@ def test_patience_alone_goes_on_after_all_signs_agree() -> None:
     [(_, weight, binarizer)] = mapped_layers(model)
 
     def loss() -> float:
-        return float(
-            binarizer.supervision(binarizer.predict(weight), binarizer.noisy_labels(weight)).mean()
-        )
+        q_hat, labels = binarizer.predict(weight), binarizer.noisy_labels(weight)
+        return binarizer.supervision(q_hat, labels).mean().item()
 
     before = loss()
     assert warm_start(model, steps=300, lr=1e-2, agreement=None, patience=100) == {"0": 1.0}
