@@ -31,9 +31,9 @@ Gradient = Literal["paper", "released"]
 class BWNSign(FilterMeanSign):
     """FilterMeanSign with the gradient of the paper or of the released code."""
 
-    def __init__(self, gradient: Gradient = "paper", centered: bool = False) -> None:
+    def __init__(self, gradient: Gradient = "paper") -> None:
         super().__init__()
-        self.gradient, self.centered = gradient, centered
+        self.gradient = gradient
 
     def surrogate(self, weight: Tensor) -> Tensor:
         n, channels = weight[0].numel(), weight.shape[1]
@@ -44,10 +44,12 @@ class BWNSign(FilterMeanSign):
         factor = n * (1 - 1 / channels) if channels > 1 else n
         return factor * (weight / n + alpha * inside * weight)
 
+
+class CenteredBWNSign(BWNSign):
+    """BWNSign with weights that are centered and clipped after each step."""
+
     @torch.no_grad()
     def after_step(self, weight: Tensor) -> None:
-        if not self.centered:
-            return
         if weight.shape[1] > 1:  # a single input channel would become 0
             weight.sub_(weight.mean(1, keepdim=True))
         weight.clamp_(-1, 1)
@@ -62,7 +64,7 @@ class BWN(Method):
     centered: bool = False
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return BWNSign(self.gradient, self.centered)
+        return (CenteredBWNSign if self.centered else BWNSign)(self.gradient)
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return FloatInput()

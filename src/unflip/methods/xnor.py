@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
-from unflip.methods.bwn import BWNSign, Gradient
+from unflip.methods.bwn import CenteredBWNSign, Gradient
 from unflip.methods.pieces import ClippedSign
 from unflip.methods.registry import register
 
@@ -70,7 +70,7 @@ class XNORNet(Method):
     gradient: Gradient = "paper"
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return BWNSign(self.gradient, centered=True)
+        return CenteredBWNSign(self.gradient)
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return SignTimesK(self.k_map)
