@@ -33,8 +33,8 @@ t = q̃ (1 − ρ₋q̃ + ρq̃) / (1 − ρ₊ − ρ₋). For ρ₊ = ρ₋ = 
 
 The paper leaves much open; each choice is an option, explained in ``docs/lns.md``. ``loss`` replaces ℓ̃ by another loss
 of ``noisy_labels.py``. With ``rates="estimated"`` every weight has its own ρ₊ and ρ₋ (:func:`set_flip_rates`). A recipe
-estimates them before the first epoch from the run it starts from (``flip_rates.py``). ``lr`` is θ's
-peak learning rate; it follows the recipe's schedule.
+estimates them before the first epoch from the run it starts from (``flip_rates.py``). ``lr`` is θ's peak learning
+rate; it follows the recipe's schedule.
 
 Parts: ``lns_options.py``, ``mapping_network.py`` (f), ``mapped_sign.py`` (the binarizer), ``noisy_labels.py`` (losses),
 ``warm_start.py``, ``flip_rates.py``.

@@ -13,7 +13,7 @@ Differences from the authors' code (github.com/allenai/XNOR-Net, util.lua, train
 
 - We include the paper's K map; the code leaves it out (``k_map=False``).
 - The code multiplies the gradient of W by n (1 − 1/c): 135 to 567 for the layers of ResNet-20 with c = 16 to 64. With
-  plain SGD this is another learning rate of W in each layer. ``gradient="released"`` has this factor (``bwn.py``).
+  SGD this is another learning rate of W in each layer. ``gradient="released"`` has this factor (``bwn.py``).
 - Centering and clipping follow the code; the paper does not mention them. The code does both before each forward pass,
   we do them after each step.
 
