@@ -60,6 +60,14 @@ HEADLINE = {
     "sota": ("xnor", "tbn", "dsq"),  # its other arms are rows above
     "final": ("strongest", "alone"),
 }
+# Study, or arm of it -> the row of that README it is compared with, if not the study's reference: the row with the same
+# shortcuts, and with all of its seeds.
+HEADLINE_BASES = {
+    "sota": ("readings", "conv"),
+    "sota/tbn": ("readings", "baseline"),
+    "final": ("readings", "conv"),
+}
+MIN_RUNS_FOR_P = 3  # with two runs, the spread is known too badly for a test
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,12 @@ def welch_p(a: Arm, b: Arm) -> float | None:
     return float(stats.ttest_ind(*values, equal_var=False).pvalue)
 
 
+def shown_p(a: Arm, b: Arm) -> float | None:
+    """Welch's p if both arms have enough runs for a table to show it."""
+    enough = min(len(a.accuracies), len(b.accuracies)) >= MIN_RUNS_FOR_P
+    return welch_p(a, b) if enough else None
+
+
 def paired(a: Arm, b: Arm) -> tuple[float, float | None] | None:
     """Mean difference a − b over the seeds that both have, and the p of the paired t-test.
 
@@ -182,7 +196,7 @@ def study_table(arms: Mapping[str, Arm], reference: str, first: Mapping[str, Arm
     shown.pop("teacher", None)  # a float network: no row to compare
     with_paper = any(arm.paper for arm in shown.values())
     base = arms[reference]
-    tested = any(welch_p(arm, base) is not None for arm in arms.values() if arm is not base)
+    tested = any(shown_p(arm, base) is not None for arm in arms.values() if arm is not base)
     with_top5 = any(arm.top5 for arm in shown.values())
     counted = any(arm.count("flops") for arm in shown.values())
     heads = ["", f"{'top-1, ' if with_top5 else ''}best (mean ± std), %"]
@@ -229,10 +243,11 @@ def _against(arm: Arm, base: Arm) -> str:
     """``-0.63 (0.0045; paired 0.0021)``, as far as there are tests; a paired difference where it is another one."""
     if arm is base or arm.figures is None or base.figures is None:
         return ""
-    p, pairs, tests = welch_p(arm, base), paired(arm, base), []
+    p, pairs, tests = shown_p(arm, base), paired(arm, base), []
     if p is not None:
         tests.append(f"{p:.2g}")
-    if pairs is not None and pairs[1] is not None:
+    enough = len(arm.accuracies.keys() & base.accuracies.keys()) >= MIN_RUNS_FOR_P
+    if pairs is not None and pairs[1] is not None and enough:
         same = arm.accuracies.keys() == base.accuracies.keys()
         tests.append(f"paired {'' if same else f'{_signed(pairs[0])}, '}{pairs[1]:.2g}")
     difference = _signed(arm.figures.mean - base.figures.mean)
@@ -240,6 +255,7 @@ def _against(arm: Arm, base: Arm) -> str:
 
 
 def _holm_line(arms: Mapping[str, Arm], base: Arm) -> list[str]:
+    """Arms with too few runs count as comparisons, but are not named."""
     p = {}
     for arm in arms.values():
         pairs = paired(arm, base)
@@ -248,7 +264,9 @@ def _holm_line(arms: Mapping[str, Arm], base: Arm) -> list[str]:
             p[arm.label] = one
     if len(p) < 2:  # one comparison needs no correction
         return []
-    left = [f"{name} ({value:.2g})" for name, value in holm(p).items() if value < 0.05]
+    few = {arm.label for arm in arms.values() if len(arm.accuracies) < MIN_RUNS_FOR_P}
+    kept = {name: value for name, value in holm(p).items() if value < 0.05 and name not in few}
+    left = [f"{name} ({value:.2g})" for name, value in kept.items()]
     how = ", paired where possible" if any(paired(arm, base) for arm in arms.values()) else ""
     text = f"With Holm's correction for {len(p)} comparisons{how}, p < 0.05 remains for"
     return ["", f"{text} {', '.join(left) or 'none'}."]
@@ -281,23 +299,29 @@ def accuracy_table(studies: Mapping[str, Mapping[str, Arm]]) -> str:
     heads = ["CIFAR-10, ResNet-20", "n", "mean ± std, %", "paper, %", "difference (Welch's p)"]
     lines = [_line([*heads, "command"]), "|---" * 6 + "|"]
     for study, names in HEADLINE.items():
-        arms = studies[study]
-        base = arms[REFERENCES[study]]
-        for arm in (arms[name] for name in names):
-            label = f"baseline, {_whole_label(arms, arm)}" if study == "readings" else arm.label
+        for name in names:
+            arm, usual = studies[study][name], (study, REFERENCES[study])
+            of = HEADLINE_BASES.get(f"{study}/{name}") or HEADLINE_BASES.get(study, usual)
+            difference = _headline(arm, studies[of[0]][of[1]], _row_label(studies, *of))
             paper = arm.paper.mean_std() if arm.paper else ""
-            cells = [label, str(len(arm.accuracies)), _mean_std(arm), paper, _headline(arm, base)]
-            lines.append(_line([*cells, f"`{arm.command}`"]))
+            cells = [_row_label(studies, study, name), str(len(arm.accuracies)), _mean_std(arm)]
+            lines.append(_line([*cells, paper, difference, f"`{arm.command}`"]))
     return "\n".join(lines)
 
 
-def _headline(arm: Arm, base: Arm) -> str:
-    """Difference from the study's reference, with Welch's p where there are seeds enough."""
+def _row_label(studies: Mapping[str, Mapping[str, Arm]], study: str, name: str) -> str:
+    arms = studies[study]
+    label = _whole_label(arms, arms[name])
+    return f"baseline, {label}" if study == "readings" else label
+
+
+def _headline(arm: Arm, base: Arm, label: str) -> str:
+    """Difference from another row, with Welch's p where there are seeds enough."""
     if arm is base or arm.figures is None or base.figures is None:
         return ""
-    p = welch_p(arm, base)
+    p = shown_p(arm, base)
     shown = "" if p is None else f" ({p:.2g})"
-    return f"{_signed(arm.figures.mean - base.figures.mean)}{shown} against {base.label}"
+    return f"{_signed(arm.figures.mean - base.figures.mean)}{shown} against {label}"
 
 
 def _whole_label(arms: Mapping[str, Arm], arm: Arm) -> str:

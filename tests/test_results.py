@@ -243,9 +243,13 @@ RUNS = """\
 study,arm,label,seed,accuracy,stopped,start,paper_best,paper_mean,paper_std,command
 toy,base,the base,0,80.0,,,,79.5,,unflip study toy --only base
 toy,base,the base,1,81.0,,,,79.5,,unflip study toy --only base
+toy,base,the base,2,82.0,,,,79.5,,unflip study toy --only base
 toy,more,more | of it,0,82.0,,base,85.78,85.56,0.11,unflip study toy --only more
 toy,more,more | of it,1,82.5,,base,85.78,85.56,0.11,unflip study toy --only more
 toy,more,more | of it,2,83.0,,base,85.78,85.56,0.11,unflip study toy --only more
+toy,more,more | of it,3,83.5,,base,85.78,85.56,0.11,unflip study toy --only more
+toy,few,two runs,0,90.0,,base,,,,unflip study toy --only few
+toy,few,two runs,1,91.5,,base,,,,unflip study toy --only few
 toy,bad,bad,0,,the loss is nan,,,,,unflip study toy --only bad
 toy,teacher,a teacher,0,99.0,,,,,,unflip train teacher
 """
@@ -258,10 +262,13 @@ def test_a_table_has_what_its_runs_have(tables: ModuleType, tmp_path: Path) -> N
     assert table.splitlines() == [
         "|  | best (mean ± std), % | runs | paper, % | against the base (p) |",
         "|---|---|---|---|---|",
-        "| the base | 81.00 (80.50 ± 0.71) | 2 | 79.50 |  |",
-        # Welch: t = 2 / √(0.5/2 + 0.25/3) = 3.4641, 1.68 degrees of freedom; paired: differences 2 and 1.5, t = 7
-        "| more \\| of it | 83.00 (82.50 ± 0.50) | 3 | 85.78 (85.56 ± 0.11) | +2.00 (0.094; paired +1.75, 0.09) |",
+        "| the base | 82.00 (81.00 ± 1.00) | 3 | 79.50 |  |",
+        # Welch: t = 1.75 / √(1/3 + 0.4167/4) = 2.6458, 3.23 degrees of freedom; paired: 2, 1.5 and 1, t = 5.196
+        "| more \\| of it | 83.50 (82.75 ± 0.65) | 4 | 85.78 (85.56 ± 0.11) | +1.75 (0.071; paired +1.50, 0.035) |",
+        "| two runs | 91.50 (90.75 ± 1.06) | 2 |  | +9.75 |",
         "| bad | seed 0 stopped: the loss is nan | 0 |  |  |",
+        "",
+        "With Holm's correction for 2 comparisons, paired where possible, p < 0.05 remains for more | of it (0.035).",
     ]
 
 

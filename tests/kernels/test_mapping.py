@@ -10,12 +10,14 @@ from unflip.kernels.mapping import fill, predict_together, shared_predictions
 from unflip.layers import binary_layers
 
 
+@pytest.mark.parametrize("output", ["linear", "tanh"])
 @pytest.mark.parametrize("mapping", ["plain", "residual"])
 @pytest.mark.parametrize("kernel", [1, 3, 5, (1, 3)])
-def test_together_equals_alone_in_value_and_gradient(mapping, kernel):
+def test_together_equals_alone_in_value_and_gradient(mapping, kernel, output):
     torch.manual_seed(0)
     convs = nn.Sequential(*[nn.Conv2d(6, 5, kernel) for _ in range(3)]).double()
-    binarize(convs, "lns", keep_first_and_last=False, quiet=True, mapping=mapping)
+    options = {"mapping": mapping, "output": output}
+    binarize(convs, "lns", keep_first_and_last=False, quiet=True, **options)
     layers = [layer for _, layer in binary_layers(convs)]
     for layer in layers:  # residual mappings start at zero, which would hide mistakes
         nn.init.normal_(layer.weight_binarizer.mapping.conv3.weight)
@@ -64,6 +66,20 @@ def test_layers_of_other_shapes_and_fixed_statistics_are_left_to_themselves():
             binarizer.shared[0], binarizer.mapping(weight), rtol=1e-4, atol=1e-5
         )
     assert mapped[2][1].shared == []
+
+
+@pytest.mark.parametrize("task_gradient", ["through_f", "straight_through", "both"])
+def test_filled_predictions_reach_the_weights_only_through_f(task_gradient):
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    options = {"task_gradient": task_gradient}
+    binarize(model, "lns", keep_first_and_last=False, quiet=True, **options)
+    with shared_predictions(model):
+        fill([layer for _, layer in binary_layers(model)])
+        predicted = model[0].weight_binarizer.shared[0]
+    leaves = [model[0].weight, model[0].weight_binarizer.mapping.conv1.weight]
+    to_w, to_theta = torch.autograd.grad(predicted.sum(), leaves, allow_unused=True)
+    assert (to_w is None) == (task_gradient != "through_f")
+    assert to_theta is not None
 
 
 def _mapped_convolution():

@@ -128,8 +128,27 @@ def test_values_and_gradients(shapes: list[tuple[int, int]]) -> None:
 
 
 @runs
-def test_residual_mappings() -> None:
-    check(network(SMALL[:1], mapping="residual"), in_place=False)  # the probe has other strides
+@pytest.mark.parametrize("options", [{"mapping": "residual"}, {"output": "tanh"}], ids=str)
+def test_residual_and_saturating_mappings(options: dict[str, str]) -> None:
+    check(network(SMALL[:1], **options), in_place=False)  # the probe has other strides
+
+
+@runs
+def test_detached_weights_get_no_gradient_and_the_parameters_the_same() -> None:
+    model = network(SMALL[:2])
+    latents = weights(model)
+    parameters = [p for f in mappings(model) for p in f.parameters()]
+    found = []
+    for detached in (False, True):
+        seen = [w.detach() for w in latents] if detached else latents
+        predictions = predict_fused(mappings(model), seen, networks=1)
+        loss = sum(p.square().sum() for p in predictions)
+        found.append(torch.autograd.grad(loss, [*parameters, *latents], allow_unused=True))
+    for attached, alone in zip(*(grads[: len(parameters)] for grads in found), strict=True):
+        assert torch.equal(attached, alone)
+    of_latents = [grads[len(parameters) :] for grads in found]
+    assert all(grad is not None for grad in of_latents[0])
+    assert all(grad is None for grad in of_latents[1])
 
 
 def only(number: int, kernel: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,11 +267,12 @@ def test_operators_keep_their_promises() -> None:
         test_utils=(*tests, "test_autograd_registration"),
     )
     q, saved = torch.ops.unflip.mapping(latent.detach(), parameters.detach(), [5], [3], 1)
-    torch.library.opcheck(
-        torch.ops.unflip.mapping_backward.default,
-        (q, latent.detach(), parameters.detach(), saved, [5], [3], 1),
-        test_utils=tests,
-    )
+    for to_latent in (True, False):
+        torch.library.opcheck(
+            torch.ops.unflip.mapping_backward.default,
+            (q, latent.detach(), parameters.detach(), saved, [5], [3], 1, to_latent),
+            test_utils=tests,
+        )
 
 
 @runs

@@ -52,6 +52,8 @@ def test_alpha_out_of_range(alpha: float) -> None:
         ("gradient", "none", "'identity', 'clipped'"),
         ("mapping", "deep", "'plain', 'residual'"),
         ("statistics", "running", "'filters', 'fixed'"),
+        ("task_gradient", "f", "'through_f', 'straight_through', 'both'"),
+        ("output", "relu", "'linear', 'tanh'"),
     ],
 )
 def test_unknown_choices_name_the_right_ones(option: str, value: str, known: str) -> None:

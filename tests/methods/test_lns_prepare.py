@@ -25,6 +25,7 @@ from unflip.methods.lns import (
     sign_agreement,
     warm_start,
 )
+from unflip.methods.warm_start import WarmStartLog
 
 Net = Callable[..., nn.Module]
 
@@ -60,21 +61,22 @@ class Prepared:
         return self.baseline, copies
 
 
-@pytest.mark.filterwarnings("ignore:after 30 steps")
+@pytest.mark.filterwarnings("ignore:after at most 30 steps")
 def test_prepare_is_the_warm_start_of_its_options(same_net: Net) -> None:
-    options = {"warm_steps": 30, "warm_lr": 1e-2, "warm_agreement": 0.9}
+    options = {"warm_steps": 30, "warm_lr": 1e-2, "warm_agreement": 0.9, "warm_patience": 25}
     model, expected, preparation = same_net(**options), same_net(), Prepared()
     LNS(**options).prepare(model, preparation)  # type: ignore[arg-type]
-    reached = warm_start(expected, 30, 1e-2, 0.9)
+    log = WarmStartLog(preparation.said.append)
+    reached = warm_start(expected, 30, 1e-2, 0.9, 25, progress=log)
     assert sign_agreement(model) == reached
-    assert preparation.said == [
-        f"warm start: signs agree on {min(reached.values()):.4%} or more in each of 4 layers"
-    ]
+    assert preparation.said == [log.summary()]
+    least = f"{min(reached.values()):.4%}"
+    assert log.summary().startswith(f"warm start: signs agree on {least} or more in each of 4")
     assert preparation.asked == []
     assert not any(b.untaught for _, _, b in mapped_layers(model))
 
 
-@pytest.mark.filterwarnings("ignore:after 5 steps")
+@pytest.mark.filterwarnings("ignore:after at most 5 steps")
 def test_runs_side_by_side_share_their_warm_start(same_net: Net) -> None:
     preparation = Prepared(memo={})
     for alpha in (0.0, 1.0):
@@ -158,6 +160,12 @@ def test_a_base_prepares_too(lns_net: Net) -> None:
         ({"warm_lr": math.inf}, "lns: warm_lr=inf should be a finite number > 0"),
         ({"warm_agreement": 0.5}, "lns: warm_agreement=0.5 should be a share of signs"),
         ({"warm_agreement": 99.95}, "warm_agreement=99.95 should be a share .*<= 1"),
+        (
+            {"warm_agreement": 0},
+            "warm_agreement=0 should be a share .* or null, to end at no share",
+        ),
+        ({"warm_patience": 0}, "lns: warm_patience=0 should be a number of steps >= 1; leave it"),
+        ({"warm_patience": 1.5}, "lns: warm_patience=1.5 should be a whole number or None"),
         ({"lr": 0}, "lns: lr=0 should be a finite number > 0; leave it out"),
         ({"lr": math.nan}, "lns: lr=nan should be a finite number > 0"),
         ({"lr": "fast"}, "lns: lr='fast' should be a number or None"),
@@ -170,7 +178,8 @@ def test_options_of_the_training_are_checked(options: dict[str, Any], words: str
 
 
 def test_options_of_the_training_do_not_change_the_family() -> None:
-    trained = LNS(lr=0.1, warm_steps=0, warm_lr=0.1, warm_agreement=1.0)
+    warm = {"warm_steps": 0, "warm_lr": 0.1, "warm_agreement": None, "warm_patience": 5}
+    trained = LNS(lr=0.1, task_gradient="both", output="tanh", **warm)  # type: ignore[arg-type]
     assert trained.family == LNS().family == "lns(base=dorefa)"
 
 

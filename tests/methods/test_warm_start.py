@@ -35,7 +35,7 @@ def test_warm_start_teaches_f_the_signs_and_touches_nothing_else(
     before = {k: v.clone() for k, v in model.state_dict().items()}
     assert max(sign_agreement(model).values()) < 0.9
     seen: dict[str, float] = {}
-    reached = warm_start(model, progress=seen.__setitem__)
+    reached = warm_start(model, progress=lambda name, share, _: seen.update({name: share}))
     assert seen == reached == sign_agreement(model)
     assert set(reached) == {"2", "5", "8", "12"}
     total = sum(w.numel() for w in latent.values())
@@ -55,16 +55,17 @@ def test_warm_start_teaches_f_the_signs_and_touches_nothing_else(
     assert all(m.training for m in model.modules())
 
 
-@pytest.mark.filterwarnings("ignore:after 40 steps")
+@pytest.mark.filterwarnings("ignore:after at most 40 steps")
 @pytest.mark.parametrize(
     ("options", "taught"),
     [
         ({"alpha": 0.1}, 0),
         ({"alpha": 0.0, "labels": "frozen", "loss_on": "after_sign"}, 0),
         ({"reduction": "sum", "gradient": "clipped"}, 0),
-        ({"lr": 0.5, "warm_steps": 7}, 0),
+        ({"lr": 0.5, "warm_steps": 7, "task_gradient": "both"}, 0),
         ({"rho_plus": 0.02}, 4),
         ({"loss": "gce"}, 4),
+        ({"output": "tanh"}, 4),
         ({"statistics": "fixed"}, 4),
     ],
     ids=str,
@@ -78,9 +79,12 @@ def test_a_mapping_that_begins_as_another_is_not_taught_again(
     alone, beside = same_net(**options), same_net(**options)
     reached = warm_start(alone, steps=40)
     calls, teach = [], warm_start_module._teach
-    monkeypatch.setattr(
-        warm_start_module, "_teach", lambda *args: (calls.append(args), teach(*args))
-    )
+
+    def counted(*args: Any) -> str:
+        calls.append(args)
+        return teach(*args)
+
+    monkeypatch.setattr(warm_start_module, "_teach", counted)
     assert warm_start(beside, steps=40, memo=memo) == reached
     assert len(calls) == taught
     states = alone.state_dict(), beside.state_dict()
@@ -88,14 +92,19 @@ def test_a_mapping_that_begins_as_another_is_not_taught_again(
     assert not any(b.untaught for _, _, b in mapped_layers(beside))
 
 
-@pytest.mark.filterwarnings("ignore:after 4. steps")
+@pytest.mark.filterwarnings("ignore:after at most 4. steps")
 def test_other_weights_or_steps_are_taught_again(
     monkeypatch: pytest.MonkeyPatch, same_net: Net
 ) -> None:
     memo: dict[str, Any] = {}
     warm_start(same_net(), steps=40, memo=memo)
     calls: list[Any] = []
-    monkeypatch.setattr(warm_start_module, "_teach", lambda *args: calls.append(args))
+
+    def counted(*args: Any) -> str:
+        calls.append(args)
+        return "steps"
+
+    monkeypatch.setattr(warm_start_module, "_teach", counted)
     other = same_net()
     with torch.no_grad():
         other.get_parameter("5.weight")[0, 0, 0, 0] += 0.01
@@ -142,7 +151,8 @@ def test_warm_start_that_falls_short_says_so() -> None:
         nn.Sequential(nn.Conv2d(16, 32, 3)), "lns", keep_first_and_last=False, quiet=True
     )
     with pytest.warns(
-        UserWarning, match=r"after 1 steps of warm start .* too few labels: 0 \d.*warm_steps"
+        UserWarning,
+        match=r"after at most 1 steps of warm start .* too few labels: 0 \d.*warm_steps",
     ):
         warm_start(model, steps=1)
 
@@ -169,7 +179,7 @@ def test_training_without_a_warm_start_is_said_once(lns_net: Net) -> None:
     assert untaught_warnings(trained) == 0
 
 
-@pytest.mark.filterwarnings("ignore:after 1 steps")
+@pytest.mark.filterwarnings("ignore:after at most 1 steps")
 @pytest.mark.parametrize("labels", ["following", "frozen"])
 def test_a_warm_start_is_of_the_weights_at_hand(labels: str, float_net: Net, lns_net: Net) -> None:
     model = lns_net(labels=labels)
@@ -203,5 +213,74 @@ def test_a_long_warm_start_says_how_far_it_is() -> None:
         (0.0, ["warm start: finished layer 1 (layer1.0.conv1); its signs agree on 50.0000%"]),
     ):
         said: list[str] = []
-        warm_start_module.tell_layers(said.append, every)("layer1.0.conv1", 0.5)
+        warm_start_module.WarmStartLog(said.append, every)("layer1.0.conv1", 0.5, "steps")
         assert said == expected
+
+
+def taught(monkeypatch: pytest.MonkeyPatch, shares: list[float], **limits: Any) -> tuple[int, str]:
+    """The steps that one layer is taught, and what ends it, if every check finds the next of these shares."""
+    found = iter(shares)
+    monkeypatch.setattr(warm_start_module._Lessons, "share", lambda _: next(found))
+    ends: list[str] = []
+    steps: list[float] = []
+    monkeypatch.setattr(warm_start_module._Lessons, "step", lambda _, lr: steps.append(lr))
+    model = nn.Sequential(BinaryLinear(8, 6, method="lns"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warm_start(model, progress=lambda name, share, ended: ends.append(ended), **limits)
+    assert steps == pytest.approx([1e-3 * (1 - i / limits["steps"]) for i in range(len(steps))]), (
+        "the rate falls to 0 over all steps"
+    )
+    return len(steps), ends[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"agreement": 0.8, "patience": None}, (40, "agreement")),
+        ({"agreement": 0.95, "patience": 60}, (140, "patience")),  # best at 80, checked every 20
+        ({"agreement": 0.95, "patience": 50}, (140, "patience")),
+        ({"agreement": None, "patience": 40}, (120, "patience")),
+        ({"agreement": None, "patience": None}, (150, "steps")),
+        ({"agreement": 0.85, "patience": 20}, (60, "agreement")),
+    ],
+    ids=str,
+)
+def test_what_ends_a_warm_start(
+    limits: dict[str, Any], expected: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = [0.5, 0.6, 0.8, 0.85, 0.9, 0.9, 0.9, 0.89, 0.9]
+    assert taught(monkeypatch, shares, steps=150, **limits) == expected
+
+
+def test_the_summary_of_a_warm_start_counts_what_ended_it() -> None:
+    log = warm_start_module.WarmStartLog(lambda _: None)
+    for share, ended in ((0.9996, "agreement"), (0.99, "patience"), (1.0, "agreement")):
+        log("layer", share, ended)  # type: ignore[arg-type]
+    assert log.summary() == (
+        "warm start: signs agree on 99.0000% or more in each of 3 layers; "
+        "of these, 2 reached warm_agreement, 1 stopped improving"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:after at most 5 steps")
+def test_a_mapping_that_is_not_taught_again_ended_as_the_first(same_net: Net) -> None:
+    memo: dict[str, Any] = {}
+    logs = [warm_start_module.WarmStartLog(lambda _: None) for _ in range(2)]
+    for log in logs:
+        warm_start(same_net(), steps=5, progress=log, memo=memo)
+    assert logs[0].ended == logs[1].ended == {"steps": 4}
+
+
+def test_patience_alone_goes_on_after_all_signs_agree() -> None:
+    model = nn.Sequential(BinaryLinear(8, 6, method="lns"))
+    warm_start(model, steps=300, lr=1e-2)
+    [(_, weight, binarizer)] = mapped_layers(model)
+
+    def loss() -> float:
+        q_hat, labels = binarizer.predict(weight), binarizer.noisy_labels(weight)
+        return binarizer.supervision(q_hat, labels).mean().item()
+
+    before = loss()
+    assert warm_start(model, steps=300, lr=1e-2, agreement=None, patience=100) == {"0": 1.0}
+    assert loss() < before / 2

@@ -161,3 +161,16 @@ def test_after_step_does_not_centre_a_single_channel_to_nothing() -> None:
     unflip.after_step(layer)
     assert torch.equal(layer.weight, before.clamp(-1, 1))
     assert layer.weight.abs().sum() > 0
+
+
+def test_the_released_gradient_is_a_factor_per_layer() -> None:
+    """n (1 − 1/c) = 36 · 3/4 for weights inside (−1, 1); the rest of the layer is the same."""
+    torch.manual_seed(0)
+    plain = conv({})
+    released = conv({}, method=unflip.methods.get("xnor", gradient="released"))
+    released.weight, released.bias = (nn.Parameter(p.detach().clone()) for p in plain.parameters())
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    for layer in (plain, released):
+        layer(x).square().sum().backward()
+    assert plain.weight.grad is not None
+    torch.testing.assert_close(released.weight.grad, 27 * plain.weight.grad)

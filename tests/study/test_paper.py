@@ -92,7 +92,9 @@ def test_the_papers_figures_stand_beside_its_network_and_epochs_alone(
     assert [study.arm(name).paper is not None for name in ("baseline", "lns")] == [stays, stays]
 
 
-@pytest.mark.parametrize("name", ["alpha", "rho", "controls", "corrections", "beyond"])
+@pytest.mark.parametrize(
+    "name", ["alpha", "rho", "controls", "interpretations", "corrections", "beyond"]
+)
 def test_what_chooses_looks_at_no_test_image_unless_told_to(tmp_path: Path, name: str) -> None:
     experiment = EXPERIMENTS[name]
     assert {arm.recipe.data.validation for arm in experiment.study(tmp_path).arms} == {10000}
@@ -151,6 +153,39 @@ def test_a_stretched_alpha_and_faster_latent_weights(tmp_path: Path) -> None:
     fast = study.arm("lns-fast").recipe
     assert (fast.optimizer.lr, fast.optimizer.latent_lr) == (0.01, 0.1)
     assert fast.method == study.arm("lns").recipe.method
+
+
+def test_interpretations_differ_from_lns_in_what_their_label_says(tmp_path: Path) -> None:
+    study = EXPERIMENTS["interpretations"].study(tmp_path)
+    lns = study.arm("lns").recipe
+    default = lns.method
+    assert isinstance(default, dict)
+
+    def changes(arm: str) -> dict[str, Any]:
+        recipe = study.arm(arm).recipe
+        assert isinstance(recipe.method, dict)
+        assert recipe.model_copy(
+            update={"method": default, "name": lns.name, "allow_no_flips": True}
+        ) == lns.model_copy(update={"allow_no_flips": True})
+        return {k: v for k, v in recipe.method.items() if v != default.get(k)}
+
+    straight = {"task_gradient": "straight_through"}
+    converged = {"warm_agreement": None, "warm_patience": 1000, "warm_steps": 10000}
+    assert changes("straight") == straight
+    assert changes("straight-slow") == {**straight, "lr": 0.001}
+    assert changes("straight-alpha-0") == {**straight, "alpha": 0}
+    assert changes("straight-converged") == {**straight, **converged}
+    assert changes("slow-converged") == {"lr": 0.001, **converged}
+    assert changes("straight-tanh") == {**straight, "output": "tanh"}
+    assert changes("both-slow") == {"task_gradient": "both", "lr": 0.001}
+    for rho in (0, 0.005, 0.05, 0.2):
+        rates = {} if rho == 0.005 else {"rho_plus": rho, "rho_minus": rho}
+        found = changes(f"straight-after-{rho:g}")
+        assert found == {**straight, "loss_on": "after_sign", **rates}
+    assert {arm.recipe.model.options["shortcut"] for arm in study.arms} == {"conv"}
+    assert study.arm("baseline").recipe.schedule.at == (120, 240, 320)
+    block = EXPERIMENTS["interpretations"].study(tmp_path, overrides=["model.shortcut=block"])
+    assert {arm.recipe.model.options["shortcut"] for arm in block.arms} == {"block"}
 
 
 def test_labels_stay_true_under_overrides(tmp_path: Path) -> None:

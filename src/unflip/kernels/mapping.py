@@ -56,7 +56,8 @@ def fill(mapped: Sequence[Any]) -> None:
         for fused, layers in groups(mapped):
             predict = layers[0].fused_predict if fused else predict_together
             mappings = [layer.weight_binarizer.mapping for layer in layers]
-            predictions = predict(mappings, [layer.weight for layer in layers])
+            latents = [layer.weight_binarizer.seen(layer.weight) for layer in layers]
+            predictions = predict(mappings, latents)
             for layer, predicted in zip(layers, predictions, strict=True):
                 layer.weight_binarizer.shared = [predicted]
 
@@ -114,7 +115,7 @@ def predict_together(
     if mappings[0].residual:
         size = latent.detach().abs().mean((1, 2, 3, 4), keepdim=True)
         predicted = predicted + latent / size.clamp_min(torch.finfo(latent.dtype).tiny)
-    return predicted.unbind(0)
+    return mappings[0].saturate(predicted).unbind(0)
 
 
 def _convolve(convolutions: Sequence[nn.Conv2d], x: Tensor) -> Tensor:

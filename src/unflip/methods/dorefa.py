@@ -6,7 +6,7 @@ Weights     Q = E(|W|) · sign(W), the mean over the whole layer
             ∂L/∂W = ∂L/∂Q                                  (identity; E is not differentiated)
 Inputs      B = round(n · clip(x, 0, 1)) / n, n = 2^k − 1  (k = 1: {0, 1}, AND and POPCOUNT)
             ∂L/∂x = ∂L/∂B · 1[0 ≤ x ≤ 1]
-  or, with inputs="pm1" (which the authors of LNS use in other work),
+  or, with inputs="pm1" (as the LNS paper writes its inputs),
             B = sign(x), ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1]        (XNOR and POPCOUNT)
 
 Differences from the authors' code: gradients are not quantized (the paper's G = 32).

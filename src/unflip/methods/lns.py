@@ -8,6 +8,7 @@ signs are flipped wrongly.
 
 Weights     q̂ = f(W),  Q = E · sign(q̂), with the scale E of the base method
             ∂L/∂q̂ = E · ∂L/∂Q (straight through the sign), and from there to W and to θ of f
+            (other interpretations: see below)
 Mapping     f: convolutions c → 2c → 2c → c, 3×3, padding 1, BatchNorm and ReLU between; c is the number of
             input channels, a filter is one image, the filters of a layer are the batch
 Loss        ℓ̃(q̂, q̃) = [(1 − ρ₋q̃) ℓ(q̂, q̃) − ρq̃ ℓ(q̂, −q̃)] / (1 − ρ₊ − ρ₋),  ℓ(q̂, q) = (q̂ − q)²
@@ -16,15 +17,24 @@ Loss        ℓ̃(q̂, q̃) = [(1 − ρ₋q̃) ℓ(q̂, q̃) − ρq̃ ℓ(q̂,
             ∂ℓ̃/∂q̂ = 2 (q̂ − q̃) − 4 ρq̃ q̃ / (1 − ρ₊ − ρ₋)
 Inputs      as in the base method
 Before      A warm start teaches each f the noisy labels; f reads only the weights, so it needs no data. A recipe runs
-the first   it before the first epoch (warm_steps, warm_lr, warm_agreement); in Python, call
+the first   it before the first epoch (warm_steps, warm_lr, warm_agreement, warm_patience); in Python, call
 epoch       ``unflip.methods.lns.warm_start(model)``
+
+Task's gradient G = ∂L_cls/∂Q, with the base method's surrogate s(W) (W itself for DoReFa), by ``task_gradient``:
+
+    through_f           W: E · G · ∂f/∂W       θ: E · G · ∂f/∂θ      ℓ̃ trains W and θ
+    straight_through    W: G · ∂s/∂W           θ: 0                  ℓ̃ trains θ alone: f reads W detached
+    both                W: G · ∂s/∂W           θ: E · G · ∂f/∂θ      ℓ̃ trains θ alone: f reads W detached
+
+The bits are those of sign(f(W)) in all three. ``output="tanh"`` puts a tanh at the end of f, which keeps all signs.
 
 With the squared loss the correction only moves the target: ℓ̃ = (q̂ − t)² + const with
 t = q̃ (1 − ρ₋q̃ + ρq̃) / (1 − ρ₊ − ρ₋). For ρ₊ = ρ₋ = ρ this is t = q̃ / (1 − 2ρ), a stretch.
 
 The paper leaves much open; each choice is an option, explained in ``docs/lns.md``. ``loss`` replaces ℓ̃ by another loss
 of ``noisy_labels.py``. With ``rates="estimated"`` every weight has its own ρ₊ and ρ₋ (:func:`set_flip_rates`). A recipe
-estimates them before the first epoch from the run it starts from (``flip_rates.py``). ``lr`` is θ's learning rate.
+estimates them before the first epoch from the run it starts from (``flip_rates.py``). ``lr`` is θ's peak learning
+rate; it follows the recipe's schedule.
 
 Parts: ``lns_options.py``, ``mapping_network.py`` (f), ``mapped_sign.py`` (the binarizer), ``noisy_labels.py`` (losses),
 ``warm_start.py``, ``flip_rates.py``.
@@ -49,7 +59,7 @@ from unflip.methods.mapped_sign import (
 from unflip.methods.mapping_network import CHUNK, FilterNorm, MappingNetwork
 from unflip.methods.noisy_labels import unbiased_loss
 from unflip.methods.registry import register
-from unflip.methods.warm_start import tell_layers, warm_start
+from unflip.methods.warm_start import WarmStartLog, warm_start
 
 __all__ = [
     "CHUNK",
@@ -114,13 +124,10 @@ class LNS(LNSOptions):
             self._warm_start(model, preparation)
 
     def _warm_start(self, model: nn.Module, preparation: Preparation) -> None:
-        progress = tell_layers(preparation.say)
-        how = self.warm_steps, self.warm_lr, self.warm_agreement
-        reached = warm_start(model, *how, progress=progress, memo=preparation.memo)
-        preparation.say(
-            f"warm start: signs agree on {min(reached.values()):.4%} or more "
-            f"in each of {len(reached)} layers"
-        )
+        log = WarmStartLog(preparation.say)
+        how = self.warm_steps, self.warm_lr, self.warm_agreement, self.warm_patience
+        warm_start(model, *how, progress=log, memo=preparation.memo)
+        preparation.say(log.summary())
 
 
 def _estimate_rates(model: nn.Module, preparation: Preparation) -> None:

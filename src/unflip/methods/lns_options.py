@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unflip.methods.base import Method
-from unflip.methods.mapping_network import Statistics
+from unflip.methods.mapping_network import Output, Statistics
 from unflip.methods.noisy_labels import check_loss_options, check_rates
 from unflip.methods.registry import resolve
 
@@ -25,8 +25,11 @@ class LNSOptions(Method):
     reduction: Literal["mean", "sum"] = "mean"
     labels: Literal["following", "frozen"] = "following"
     gradient: Literal["identity", "clipped"] = "identity"
+    # which gradient of the task W and θ get; see lns.py
+    task_gradient: Literal["through_f", "straight_through", "both"] = "through_f"
     mapping: Literal["plain", "residual"] = "plain"
     statistics: Statistics = "filters"
+    output: Output = "linear"  # of f: q̂ itself, or tanh of it
     loss: Literal["unbiased", "forward", "backward", "gce", "sce", "smoothing"] = "unbiased"
     rates: Literal["given", "estimated"] = "given"
     sharpness: float = 2.0  # k of p = σ(k q̂), for every loss except "unbiased"
@@ -34,10 +37,15 @@ class LNSOptions(Method):
     sce_alpha: float = 0.1
     sce_beta: float = 1.0
     smoothing: float = 0.1
-    lr: float | None = None  # learning rate of θ; None: the recipe's
+    lr: float | None = (
+        None  # peak learning rate of θ, times the recipe's schedule; None: the recipe's
+    )
     warm_steps: int = 2000  # at most, per layer; 0: no warm start
     warm_lr: float = 1e-3
-    warm_agreement: float = 0.9995  # a layer's warm start ends when this share of its signs agrees
+    # a layer's warm start ends when this share of its signs agrees; None: at no share
+    warm_agreement: float | None = 0.9995
+    # it also ends if the share has not risen for this many steps; None: it does not
+    warm_patience: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,10 +76,15 @@ class LNSOptions(Method):
                 f"lns: warm_lr={self.warm_lr!r} should be a finite number > 0; "
                 "for no warm start set warm_steps=0"
             )
-        if not 0.5 < self.warm_agreement <= 1:
+        if self.warm_agreement is not None and not 0.5 < self.warm_agreement <= 1:
             raise ValueError(
                 f"lns: warm_agreement={self.warm_agreement!r} should be a share of signs, "
-                "0.5 < warm_agreement <= 1; chance alone gives 0.5"
+                "0.5 < warm_agreement <= 1, because chance alone gives 0.5; or null, to end at no share"
+            )
+        if self.warm_patience is not None and self.warm_patience < 1:
+            raise ValueError(
+                f"lns: warm_patience={self.warm_patience!r} should be a number of steps >= 1; "
+                "leave it out to end only by warm_agreement or warm_steps"
             )
 
     def _check_base(self) -> None:

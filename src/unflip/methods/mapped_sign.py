@@ -44,7 +44,8 @@ class MappedSign(WeightBinarizer):
                 f"lns: a layer with weight {tuple(weight.shape)} is a single filter with one value per channel, "
                 "which BatchNorm over filters turns into zeros; skip it"
             )
-        self.mapping = MappingNetwork(weight, config.mapping == "residual", config.statistics)
+        residual = config.mapping == "residual"
+        self.mapping = MappingNetwork(weight, residual, config.statistics, config.output)
         self.mapping.to(device=weight.device, dtype=weight.dtype)
         self.shared: list[Tensor] | None = None
         # True until f has learned the signs, or a warning has said that it has not.
@@ -72,12 +73,16 @@ class MappedSign(WeightBinarizer):
             )
         return code
 
+    def seen(self, weight: Tensor) -> Tensor:
+        """W as f reads it: detached if W gets the base method's gradient instead of one through f."""
+        return weight if self.config.task_gradient == "through_f" else weight.detach()
+
     def predict(self, weight: Tensor) -> Tensor:
         """q̂ = f(W); computed once per step if the training loop shares it (``kernels/mapping.py``)."""
         if self.shared is None:
-            return self.mapping(weight)
+            return self.mapping(self.seen(weight))
         if not self.shared:
-            self.shared.append(self.mapping(weight))
+            self.shared.append(self.mapping(self.seen(weight)))
         return self.shared[0]
 
     def code(self, weight: Tensor) -> BinaryWeight:
@@ -86,10 +91,19 @@ class MappedSign(WeightBinarizer):
     def forward(self, weight: Tensor) -> Tensor:
         base, predicted = self.base_code(weight), self.predict(weight)
         binary = base._replace(signs=sign(predicted)[None]).dense()
-        return straight_through(binary, base.scales[0] * self._passed(predicted))
+        return straight_through(binary, self._soft(weight, base.scales[0], predicted))
 
     def surrogate(self, weight: Tensor) -> Tensor:
-        return self.base_code(weight).scales[0] * self._passed(self.predict(weight))
+        return self._soft(weight, self.base_code(weight).scales[0], self.predict(weight))
+
+    def _soft(self, weight: Tensor, scale: Tensor, predicted: Tensor) -> Tensor:
+        """The function of W and θ whose gradient the task's gradient is multiplied with."""
+        if self.config.task_gradient == "straight_through":
+            return self.base.surrogate(weight)
+        through_f = scale * self._passed(predicted)
+        if self.config.task_gradient == "through_f":
+            return through_f
+        return self.base.surrogate(weight) + through_f
 
     def _passed(self, predicted: Tensor) -> Tensor:
         """The values whose gradient passes straight through: q̂, or q̂ clipped to [−1, 1]."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unflip.methods.pieces import layer_mean
 
 Statistics = Literal["filters", "fixed"]
+Output = Literal["linear", "tanh"]
 
 # A row of a linear layer (or a 1×1 filter) wider than this is mapped in chunks, because f has 8c² weights.
 CHUNK = 512
@@ -60,10 +61,17 @@ class MappingNetwork(nn.Module):
     hidden channels.
     """
 
-    def __init__(self, weight: Tensor, residual: bool, statistics: Statistics) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        residual: bool,
+        statistics: Statistics,
+        output: Output = "linear",
+    ) -> None:
         super().__init__()
         c, kernel = weight.shape[1], tuple(weight.shape[2:]) or (1, 1)
         self.residual = residual
+        self.output = output
         self.chunks = math.ceil(c / CHUNK) if kernel == (1, 1) else 1
         c = math.ceil(c / self.chunks)
         taps = (3 if kernel[0] > 1 else 1, 3 if kernel[1] > 1 else 1)
@@ -86,14 +94,18 @@ class MappingNetwork(nn.Module):
             h = F.relu(self.norm1(self.conv1(self._images(weight))))
             h = F.relu(self.norm2(self.conv2(h)))
             predicted = self._filters(self.conv3(h), weight)
-        return self.with_residual(predicted, weight)
+        return self.finish(predicted, weight)
 
-    def with_residual(self, predicted: Tensor, weight: Tensor) -> Tensor:
-        """What was predicted, plus the weight in units of the layer's mean |w| if f has such a connection."""
-        if not self.residual:
-            return predicted
-        size = layer_mean(weight.detach())[0]
-        return predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
+    def finish(self, predicted: Tensor, weight: Tensor) -> Tensor:
+        """q̂ from the last convolution: plus the weight in units of the layer's mean |w|, then tanh, if f has them."""
+        if self.residual:
+            size = layer_mean(weight.detach())[0]
+            predicted = predicted + weight / size.clamp_min(torch.finfo(weight.dtype).tiny)
+        return self.saturate(predicted)
+
+    def saturate(self, predicted: Tensor) -> Tensor:
+        """tanh if f ends with it. It keeps every sign, so the bits do not depend on it."""
+        return predicted.tanh() if self.output == "tanh" else predicted
 
     def _images(self, weight: Tensor) -> Tensor:
         """Filters as images; a row that is split into chunks becomes several 1×1 images."""

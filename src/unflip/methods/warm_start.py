@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,23 +23,67 @@ CHECK_EVERY = 20  # steps; comparing signs makes the host wait for the device
 EAGER_STEPS = 3  # before a step is captured: allocations and lazy state come first
 Predict = Callable[[Tensor], Tensor]  # W -> f(W)
 # Options with no influence on what a warm start learns. Its steps, rate and agreement are arguments.
-LATER_OPTIONS = ("alpha", "labels", "loss_on", "reduction", "gradient", "lr")
+LATER_OPTIONS = ("alpha", "labels", "loss_on", "reduction", "gradient", "task_gradient", "lr")
+ENOUGH_AGREEMENT = 0.999  # below this share of signs a warm start warns
+Ended = Literal["agreement", "patience", "steps"]  # what ended the warm start of a layer
+Progress = Callable[[str, float, Ended], None]  # layer, agreement reached, what ended it
+
+
+class Limits(NamedTuple):
+    """When the warm start of a layer ends: at the first of these."""
+
+    steps: int
+    agreement: float | None
+    patience: int | None
+
+
+class WarmStartLog:
+    """A ``progress`` for :func:`warm_start`: counts what ended it, and says at most every ``every`` seconds how far
+    it is."""
+
+    def __init__(self, say: Callable[[str], None], every: float = 10.0) -> None:
+        self.say, self.every, self.said = say, every, time.monotonic()
+        self.agreements: list[float] = []
+        self.ended: Counter[Ended] = Counter()
+
+    def __call__(self, name: str, agreement: float, ended: Ended) -> None:
+        self.agreements.append(agreement)
+        self.ended[ended] += 1
+        if time.monotonic() - self.said >= self.every:
+            self.said = time.monotonic()
+            self.say(
+                f"warm start: finished layer {len(self.agreements)} ({name}); its signs agree on {agreement:.4%}"
+            )
+
+    def summary(self) -> str:
+        meanings: dict[Ended, str] = {
+            "agreement": "reached warm_agreement",
+            "patience": "stopped improving",
+            "steps": "took all warm_steps",
+        }
+        ends = [f"{self.ended[end]} {text}" for end, text in meanings.items() if self.ended[end]]
+        return (
+            f"warm start: signs agree on {min(self.agreements):.4%} or more in each of "
+            f"{len(self.agreements)} layers; of these, {', '.join(ends)}"
+        )
 
 
 def warm_start(
     model: nn.Module,
     steps: int = LNSOptions.warm_steps,
     lr: float = LNSOptions.warm_lr,
-    agreement: float = LNSOptions.warm_agreement,
-    progress: Callable[[str, float], None] | None = None,
+    agreement: float | None = LNSOptions.warm_agreement,
+    patience: int | None = LNSOptions.warm_patience,
+    progress: Progress | None = None,
     memo: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Teach each mapping network the noisy labels, with everything else fixed.
 
     f reads only the weights, so no data are needed. A layer stops when its signs agree with the labels on a share
-    ``agreement`` of its weights, or after ``steps`` steps of Adam. Returns the agreement reached per layer;
-    ``progress`` is called with it after each layer. ``memo`` can be shared by several models: a mapping network that
-    starts exactly like an earlier one takes over its result.
+    ``agreement`` of its weights, when that share has not risen for ``patience`` steps, or after ``steps`` steps of
+    Adam. The rate falls linearly from ``lr`` to 0 over ``steps``. Returns the agreement reached per layer;
+    ``progress`` is called with it, and with what ended the layer's warm start, after each layer. ``memo`` can be
+    shared by several models: a mapping network that starts exactly like an earlier one takes over its result.
 
     Frozen labels are taken again from the present weights: supervision begins here.
     """
@@ -47,36 +92,26 @@ def warm_start(
     for name, weight, binarizer in mapped_layers(model):
         binarizer.latent_replaced(weight)
         predict = _prediction(binarizer.mapping, layers[name].fused_predict)
-        how = steps, lr, agreement
-        reached[name] = _fit_mapping(weight.detach(), binarizer, predict, *how, memo)
+        limits = Limits(steps, agreement, patience)
+        share, ended = _fit_mapping(weight.detach(), binarizer, predict, lr, limits, memo)
+        reached[name] = share
         binarizer.untaught = False
         if progress:
-            progress(name, reached[name])
+            progress(name, share, ended)
     if any(layer.weight.is_cuda for layer in layers.values()):
         torch.cuda.empty_cache()  # the memory of captured steps
-    short = {name: share for name, share in reached.items() if not share >= min(agreement, 0.999)}
+    enough = min(agreement or 1, ENOUGH_AGREEMENT)
+    short = {name: share for name, share in reached.items() if not share >= enough}
     if short:
         shares = ", ".join(f"{name} {share:.3%}" for name, share in short.items())
+        more = "steps (method.warm_steps)"
+        more += " or patience (method.warm_patience)" if patience else ""
         warnings.warn(
-            f"after {steps} steps of warm start the mapping agrees with too few labels: {shares}. "
-            "Use more steps (method.warm_steps) or mapping='residual'.",
+            f"after at most {steps} steps of warm start the mapping agrees with too few labels: {shares}. "
+            f"Use more {more}, or mapping='residual'.",
             stacklevel=2,
         )
     return reached
-
-
-def tell_layers(say: Callable[[str], None], every: float = 10.0) -> Callable[[str, float], None]:
-    """A ``progress`` for :func:`warm_start` that says at most every ``every`` seconds how far it is."""
-    said, layers = time.monotonic(), 0
-
-    def progress(name: str, agreement: float) -> None:
-        nonlocal said, layers
-        layers += 1
-        if time.monotonic() - said >= every:
-            said = time.monotonic()
-            say(f"warm start: finished layer {layers} ({name}); its signs agree on {agreement:.4%}")
-
-    return progress
 
 
 def _prediction(mapping: MappingNetwork, fused: FusedPredict | None) -> Predict:
@@ -88,32 +123,35 @@ def _fit_mapping(
     weight: Tensor,
     binarizer: MappedSign,
     predict: Predict,
-    steps: int,
     lr: float,
-    agreement: float,
+    limits: Limits,
     memo: dict[str, Any] | None,
-) -> float:
+) -> tuple[float, Ended]:
     """Warm start of one layer, in float32, because half precision is too coarse for Adam."""
     mapping, dtype = binarizer.mapping, weight.dtype
     if dtype in (torch.float16, torch.bfloat16):
         mapping.float()
         weight = weight.float()
     labels = binarizer.noisy_labels(weight)
-    how = steps, lr, agreement
+    ended: Ended
     if memo is None:
-        _teach(weight, labels, binarizer, predict, *how)
-    elif (key := _beginning(weight, labels, binarizer, *how)) in memo:
-        mapping.load_state_dict(memo[key])
+        ended = _teach(weight, labels, binarizer, predict, lr, limits)
+    elif (key := _beginning(weight, labels, binarizer, lr, limits)) in memo:
+        state, ended = memo[key]
+        mapping.load_state_dict(state)
     else:
-        _teach(weight, labels, binarizer, predict, *how)
-        memo[key] = {name: t.clone() for name, t in mapping.state_dict().items()}
+        ended = _teach(weight, labels, binarizer, predict, lr, limits)
+        memo[key] = {name: t.clone() for name, t in mapping.state_dict().items()}, ended
     for norm in _norms(mapping):  # the last forward pass of _teach measured the "fixed" statistics
         norm.measuring = binarizer.config.statistics == "filters"
     mapping.to(dtype)
-    return (sign(mapping(weight.to(dtype)).detach()) == labels).double().mean().item()
+    share = (sign(mapping(weight.to(dtype)).detach()) == labels).double().mean().item()
+    return share, ended
 
 
-def _beginning(weight: Tensor, labels: Tensor, binarizer: MappedSign, *how: float) -> str:
+def _beginning(
+    weight: Tensor, labels: Tensor, binarizer: MappedSign, lr: float, limits: Limits
+) -> str:
     """A hash of everything that decides what a mapping network learns in its warm start."""
     config = {
         option: value
@@ -121,7 +159,7 @@ def _beginning(weight: Tensor, labels: Tensor, binarizer: MappedSign, *how: floa
         if option not in LATER_OPTIONS and not option.startswith("warm_")
     }
     total = hashlib.sha256(
-        repr((sorted(config.items()), how, weight.dtype, weight.device)).encode()
+        repr((sorted(config.items()), lr, limits, weight.dtype, weight.device)).encode()
     )
     rates = binarizer.rho_plus, binarizer.rho_minus
     for tensor in (weight, labels, *rates, *binarizer.mapping.state_dict().values()):
@@ -138,23 +176,31 @@ def _teach(
     labels: Tensor,
     binarizer: MappedSign,
     predict: Predict,
-    steps: int,
     lr: float,
-    agreement: float,
-) -> None:
+    limits: Limits,
+) -> Ended:
     """Adam over θ alone, on the loss of the supervision before the sign."""
     mapping = binarizer.mapping
     for norm in _norms(mapping):
         norm.measuring = True
     lessons = _Lessons(weight, labels, binarizer, predict, lr)
-    share = 0.0
-    for step in range(steps + 1):
-        if step % CHECK_EVERY == 0 or step == steps:
+    ended: Ended = "steps"
+    best, best_step = 0.0, 0
+    for step in range(limits.steps + 1):
+        if step % CHECK_EVERY == 0 or step == limits.steps:
             share = lessons.share()
-        if share >= agreement or step == steps:
-            break
-        lessons.step(lr * (1 - step / steps))
+            if share > best:
+                best, best_step = share, step
+            if limits.agreement is not None and share >= limits.agreement:
+                ended = "agreement"
+                break
+            if limits.patience is not None and step - best_step >= limits.patience:
+                ended = "patience"
+                break
+        if step < limits.steps:
+            lessons.step(lr * (1 - step / limits.steps))
     mapping.zero_grad(set_to_none=True)
+    return ended
 
 
 class _Lessons:

@@ -9,9 +9,15 @@ Inputs      x ≈ K · sign(x): the layer's output is (sign(x) ⊛ Q) · K, with
             K = mean_c |x| ∗ box, the box of the layer's kernel size with value 1 / (w·h)
             ∂L/∂x = ∂L/∂B · 1[|x| ≤ 1], plus the ordinary gradient of K
 
-Differences from the authors' code: we include the paper's K map; the released code leaves it out.
-Centering and clipping follow the released code; the paper does not mention them. With groups, K is
-computed over the channels of each group.
+Differences from the authors' code (github.com/allenai/XNOR-Net, util.lua, train.lua and models/alexnetxnor.lua):
+
+- We include the paper's K map; the code leaves it out (``k_map=False``).
+- The code multiplies the gradient of W by n (1 − 1/c): 135 to 567 for the layers of ResNet-20 with c = 16 to 64. With
+  SGD this is another learning rate of W in each layer. ``gradient="released"`` has this factor (``bwn.py``).
+- Centering and clipping follow the code; the paper does not mention them. The code does both before each forward pass,
+  we do them after each step.
+
+With groups, K is computed over the channels of each group.
 """
 
 from dataclasses import dataclass
@@ -21,19 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
-from unflip.methods.bwn import BWNSign
+from unflip.methods.bwn import CenteredBWNSign, Gradient
 from unflip.methods.pieces import ClippedSign
 from unflip.methods.registry import register
-
-
-class CenteredBWNSign(BWNSign):
-    """BWN's weights (section 3.1 of the same paper), centered and clipped after each step."""
-
-    @torch.no_grad()
-    def after_step(self, weight: Tensor) -> None:
-        if weight.shape[1] > 1:  # a single input channel would become 0
-            weight.sub_(weight.mean(1, keepdim=True))
-        weight.clamp_(-1, 1)
 
 
 class SignTimesK(ClippedSign):
@@ -71,9 +67,10 @@ class XNORNet(Method):
     """Per-filter scale times sign, and the input's K map on the output."""
 
     k_map: bool = True
+    gradient: Gradient = "paper"
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return CenteredBWNSign()
+        return CenteredBWNSign(self.gradient)
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         return SignTimesK(self.k_map)

@@ -76,7 +76,7 @@ def predict_fused(
         weight = weights[i]
         o, c = weight.shape[:2]
         predicted = part.view(o, 3, 3, c).permute(0, 3, 1, 2)
-        predictions[i] = net.with_residual(predicted, weight)
+        predictions[i] = net.finish(predicted, weight)
     return tuple(predictions)
 
 
@@ -286,6 +286,11 @@ def _(
     return _empty_outputs(latent, filters, channels)
 
 
+def _empty_gradients(latent: Tensor, parameters: Tensor, to_latent: bool) -> tuple[Tensor, Tensor]:
+    first = torch.empty_like(latent) if to_latent else latent.new_empty(0)
+    return first, torch.empty_like(parameters)
+
+
 @torch.library.custom_op("unflip::mapping_backward", mutates_args=())
 def _gradients(
     grad: Tensor,
@@ -295,11 +300,12 @@ def _gradients(
     filters: list[int],
     channels: list[int],
     networks: int,
+    to_latent: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the latent weights and of the parameters."""
+    """The gradients of the latent weights and of the parameters. Without ``to_latent`` the first is empty."""
     _check(grad, latent, parameters, saved)
     plan = make_plan(tuple(filters), tuple(channels), latent.device)
-    grad_latent, grad_parameters = torch.empty_like(latent), torch.empty_like(parameters)
+    grad_latent, grad_parameters = _empty_gradients(latent, parameters, to_latent)
     w1, w2, w3 = plan.weights(parameters)
     scale1, _, scale2, _, _ = plan.vectors(parameters)
     *norm_grads, grad_bias = plan.vectors(grad_parameters)
@@ -324,7 +330,8 @@ def _gradients(
             _convolve(plan, x, weight, out, multiples, networks, **more)
             two = slice(norm, norm + 2)
             _normalize_backward(plan, out, y, scale, norm_grads[two], statistics[two], partial)
-        _convolve(plan, g1, w1, grad_latent, (2, 1), networks, transposed=True)
+        if to_latent:
+            _convolve(plan, g1, w1, grad_latent, (2, 1), networks, transposed=True)
         out1, out2, out3 = plan.weights(grad_parameters)
         WGRAD.beside(networks)[
             lambda meta: (plan.wgrad_programs(meta["BLOCK_O"], meta["BLOCK_I"]), 3)
@@ -346,8 +353,17 @@ def _gradients(
 
 
 @_gradients.register_fake
-def _(grad: Tensor, latent: Tensor, parameters: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(latent), torch.empty_like(parameters)
+def _(
+    grad: Tensor,
+    latent: Tensor,
+    parameters: Tensor,
+    saved: Tensor,
+    filters: list[int],
+    channels: list[int],
+    networks: int,
+    to_latent: bool,
+) -> tuple[Tensor, Tensor]:
+    return _empty_gradients(latent, parameters, to_latent)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -357,8 +373,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    grads = _gradients(grad.contiguous(), *ctx.saved_tensors, *ctx.options)
-    return (*grads, None, None, None)
+    to_latent = ctx.needs_input_grad[0]  # not if f reads detached weights
+    given = (*ctx.saved_tensors, *ctx.options, to_latent)
+    grad_latent, grad_parameters = _gradients(grad.contiguous(), *given)
+    return (grad_latent if to_latent else None, grad_parameters, None, None, None)
 
 
 _forward.register_autograd(_backward, setup_context=_save)
