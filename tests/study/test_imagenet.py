@@ -223,7 +223,7 @@ def script(name: str) -> ModuleType:
 
 def test_a_study_is_trained_archived_and_shown(tmp_path: Path) -> None:
     """Two arms, really trained; their numbers are the same in table.md and in results/."""
-    study = EXPERIMENTS["imagenette-ablation"].study(tmp_path / "runs", 2, overrides=TINY)
+    study = EXPERIMENTS["imagenette-ablation"].study(tmp_path / "runs", 3, overrides=TINY)
     summary = run_study(study, only=["finetune"], options=RunOptions(device="cpu", quiet=True))
     assert all(run.top5 and run.accuracy for arm in summary.arms for run in arm.runs)
     assert all(run.top5 >= run.accuracy for arm in summary.arms for run in arm.runs)  # type: ignore[operator]
@@ -231,7 +231,7 @@ def test_a_study_is_trained_archived_and_shown(tmp_path: Path) -> None:
     for _ in range(2):  # rows are replaced
         archive.main(tmp_path / "runs", tmp_path / "imagenette" / "imagenette-ablation")
     found = tables.read_studies(tmp_path)
-    assert [len(arm.rows) for arm in found["imagenette-ablation"].values()] == [2, 2]
+    assert [len(arm.rows) for arm in found["imagenette-ablation"].values()] == [3, 3]
     shown = tables.study_table(found["imagenette-ablation"], "finetune", {}).splitlines()
     written = (tmp_path / "runs" / "table.md").read_text().splitlines()
     assert [line.replace("−", "-") for line in shown[:4]] == written[2:6]

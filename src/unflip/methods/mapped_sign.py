@@ -177,6 +177,9 @@ class MappedSign(WeightBinarizer):
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.base.start_epoch(epoch, epochs)
 
+    def before_step(self, weight: Tensor) -> None:
+        self.base.before_step(weight)
+
     def after_step(self, weight: Tensor) -> None:
         self.base.after_step(weight)
 

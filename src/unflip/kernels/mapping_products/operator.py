@@ -96,7 +96,7 @@ def _predict(nets: Sequence[MappingNetwork], weights: Sequence[Tensor]) -> list[
     biases = torch.stack([n.conv3.bias for n in nets if n.conv3.bias is not None])
     predicted = sums / _per_layer(scales[2] * taps_scales[2]) + biases[:, None, None]
     parts = predicted.permute(1, 3, 4, 2, 0).unbind()
-    return [n.with_residual(q, w) for n, q, w in zip(nets, parts, weights, strict=True)]
+    return [n.finish(q, w) for n, q, w in zip(nets, parts, weights, strict=True)]
 
 
 def _taps(convolution: nn.Conv2d) -> Tensor:
