@@ -101,7 +101,7 @@ static void print_best(const unflip_model* model, float* outputs, int classes) {
 
 int main(int count, char** arguments) {
   if (count != 3) return fail("usage: classify MODEL.unflip IMAGE.ppm");
-  unflip_model* model = unflip_load(arguments[1], 1);
+  unflip_model* model = unflip_load(arguments[1], 1, NULL);
   if (model == NULL) return fail(unflip_error());
   int in[3], out[3], failed = 1;
   unflip_input_shape(model, in);

@@ -8,6 +8,7 @@
 
 #include "engine/binary_conv.h"
 #include "engine/float_conv.h"
+#include "engine/needs.h"
 #include "engine/plan.h"
 #include "engine/simple_tasks.h"
 #include "engine/transpose.h"
@@ -58,10 +59,6 @@ struct EngineWorkspace : Workspace {
 };
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-// Threads work on separate images only if an arena is no larger than this, about a core's cache. Larger arenas compete for memory
-// bandwidth, so all threads work on one image.
-constexpr int64_t kLargeArena = int64_t{1} << 20;
 
 class EngineImpl : public Engine {
  public:
@@ -257,6 +254,10 @@ std::vector<std::string> instruction_sets() {
   for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels()})
     if (k) names.push_back(k->name);
   return names;
+}
+
+Needs Engine::needs(const Graph& graph, const std::string& isa, int threads) {
+  return engine_needs(graph, *find_kernels(isa), std::max(1, threads));
 }
 
 std::unique_ptr<Engine> Engine::create(Graph graph, const std::string& isa, int threads) {

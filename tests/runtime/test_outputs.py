@@ -190,7 +190,7 @@ PROGRAM = """
 #include "unflip.h"
 
 int main(int count, char** arguments) {
-  unflip_model* model = unflip_load(arguments[count - 1], 2);
+  unflip_model* model = unflip_load(arguments[count - 1], 2, NULL);
   if (model == NULL) return 1;
   static float input[2 * 108], room[8][2 * 8 * 36];
   float* outputs[8];

@@ -228,7 +228,7 @@ class LookUpConv : public Task {
   // The numbers of a pair's window.
   const uint16_t* numbers_at(const uint16_t* plane, int row, int column) const {
     if (!in_rows_) return plane + column * number_row_;
-    return plane + row * window_.stride.h * number_row_ + int64_t{column} * window_.stride.w * nibbles();
+    return plane + int64_t{row} * window_.stride.h * number_row_ + int64_t{column} * window_.stride.w * nibbles();
   }
 
   void run_strips(const RunContext& context, int job, int thread) const {
@@ -274,7 +274,7 @@ class LookUpConv : public Task {
           tile.pairs[0] = numbers_at(plane, row, start);
           if (!tile.adjacent)
             for (int i = 1; i < size; i++) tile.pairs[i] = numbers_at(plane, row, std::min(start + i, pair_columns_ - 1));
-          tile.counts = counts + (b * sums_.planes() + p) * counts_of_strip_ + (start - first) * 2 * block.filters;
+          tile.counts = counts + (int64_t{b} * sums_.planes() + p) * counts_of_strip_ + (start - first) * 2 * block.filters;
           kernels_.look_up_tile(tile);
         }
       }
