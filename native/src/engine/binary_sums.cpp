@@ -72,10 +72,12 @@ void BinarySums::count_signs(const Convolution& conv) {
     for (int o = 0; o < filters_; o++) {
       const int64_t column = int64_t{b} * stride_ + o, first = (int64_t{b} * filters_ + o) * depth_;
       tap_sums.assign(taps, 0);
-      for (int64_t k = 0; k < depth_; k++) {
-        bool plus = sign_bit(conv, first + k);
-        ones_[column] += plus;
-        tap_sums[k % taps] += plus ? 1 : -1;
+      int64_t bit = first;
+      for (int c = 0; c < conv.channels; c++)
+        for (int t = 0; t < taps; t++) tap_sums[t] += sign_bit(conv, bit++);
+      for (int32_t& sum : tap_sums) {
+        ones_[column] += sum;
+        sum = 2 * sum - conv.channels;
       }
       if (!needs_signs_) continue;
       auto at = [&](int r, int c) -> int32_t& { return prefix_[(int64_t{r} * (kernel_.w + 1) + c) * row + column]; };

@@ -82,17 +82,20 @@ class FloatConv : public Task {
   int group_blocks() const { return (group_filters_ + kFloatBlock - 1) / kFloatBlock; }
 
   void pack(const Convolution& conv) {
-    std::vector<float> dense(depth());
     weights_.assign(int64_t{groups_} * group_blocks() * depth() * kFloatBlock + kLanes, 0.f);
-    for (int o = 0; o < conv.filters; o++) {
-      const int f = o % group_filters_;
-      const int64_t block = int64_t{o / group_filters_} * group_blocks() + f / kFloatBlock;
-      float* packed = &weights_[block * depth() * kFloatBlock + f % kFloatBlock];
-      dense_filter(conv, o, dense.data());
-      for (int t = 0; t < taps(); t++)
-        for (int c = 0; c < channels_; c++)
-          packed[(int64_t{t} * channels_ + c) * kFloatBlock] = dense[int64_t{c} * taps() + t];
-    }
+    std::vector<float> filters(depth() * kFloatBlock);
+    for (int g = 0; g < groups_; g++)
+      for (int b = 0; b < group_blocks(); b++) {
+        const int first = b * kFloatBlock, count = std::min(kFloatBlock, group_filters_ - first);
+        for (int f = 0; f < count; f++) dense_filter(conv, g * group_filters_ + first + f, &filters[f * depth()]);
+        pack_block(filters, count, &weights_[(int64_t{g} * group_blocks() + b) * depth() * kFloatBlock]);
+      }
+  }
+
+  void pack_block(const std::vector<float>& filters, int count, float* to) const {
+    for (int t = 0; t < taps(); t++)
+      for (int c = 0; c < channels_; c++, to += kFloatBlock)
+        for (int f = 0; f < count; f++) to[f] = filters[f * depth() + int64_t{c} * taps() + t];
   }
 
   // Decides where windows are read, and as which contiguous segments.

@@ -69,7 +69,7 @@ struct CodeConv {
     const Size corners = Size(conv.kernel.h + 1) * (conv.kernel.w + 1) * bases * stride;
     if (quantizer.offset != 0) n.kept += corners * 4;
     n.temporary = taps * 4;
-    n.load_work = Size(bases) * conv.filters * depth * 8 + corners;
+    n.load_work = Size(bases) * conv.filters * depth * 12 + corners;
     return n;
   }
 
@@ -138,7 +138,7 @@ class FloatConvNeeds {
 
   TaskNeeds needs() const {
     TaskNeeds n = is_stem(op_) ? stem() : is_depthwise(op_) ? depthwise() : general();
-    n.load_work = Size(conv_.filters) * depth_ * (4 + 4 * Size(conv_.bases));
+    n.load_work = Size(conv_.filters) * depth_ * (8 + 4 * Size(conv_.bases));
     return n;
   }
 
@@ -165,7 +165,7 @@ class FloatConvNeeds {
     TaskNeeds n;
     n.kept = Size(conv_.groups) * parts(conv_.filters / conv_.groups, kFloatBlock) * depth_ * kFloatBlock * kFloat + 64 +
              kGrowth * taps_of(conv_) * 8;
-    n.temporary = depth_ * kFloat;
+    n.temporary = depth_ * kFloatBlock * kFloat;
     n.thread_scratch = pooled_;
     if (!stores_floats_ && pooled_.value() == 0) {
       const int64_t stride = padded(conv_.filters), job = 2 * std::max<int64_t>(384, 8192 / stride) + 2 * kFloatPixels;
@@ -210,7 +210,9 @@ class Estimate {
     all.load_memory += temporary;
     for (const Op& op : graph_.ops) add_objects(op, all);
     const Size arena = plan_.bytes + scratch + kPart + Size(threads_) * (thread_scratch + kPart) + 2 * kPart;
-    all.run_memory = arena * (arena.value() > kLargeArena ? 1 : threads_) + Size(plan_.values.size()) * 3 * 16 + 4096;
+    // Threads have separate arenas if these are small. A bound above the limit may belong to an arena below it.
+    const Size separate = Size(threads_) * std::min(arena.value(), kLargeArena);
+    all.run_memory = largest(arena, separate) + Size(threads_) * (Size(plan_.values.size()) * 3 * 16 + 4096);
     return all;
   }
 
@@ -278,7 +280,7 @@ class Estimate {
 Size code_conv_work(const Op& op, const Quantizer& quantizer) {
   const Convolution& c = op.conv;
   const Size taps = taps_of(c), bases = c.bases, planes = quantizer.planes(), terms = (bases + 1) * (planes + 1);
-  const Size copy = planes * c.groups * taps * (6 + Size(c.channels) / 16);
+  const Size copy = planes * c.groups * taps * (10 + Size(c.channels) / 16);
   const Size compare = bases * planes * c.filters * (parts((taps * c.channels).value(), 64) * 2 + 2);
   return pixels_of(op.shape) * (copy + compare + terms * (padded(c.filters) + 8));
 }
@@ -288,8 +290,8 @@ Size float_conv_work(const Op& op, const Shape& in) {
   const Convolution& c = op.conv;
   const Size taps = taps_of(c), depth = taps * c.channels, pixels = pixels_of(op.shape);
   const Window window(c, in, op.shape);
-  if (is_depthwise(op)) return pixels * taps * (4 + Size(padded(c.filters)) / 4);
-  const Size group = parts(c.filters / c.groups, 8) * (depth + 2 * taps) + 16;
+  if (is_depthwise(op)) return pixels * taps * (8 + Size(padded(c.filters)) / 4);
+  const Size group = parts(c.filters / c.groups, 8) * (2 * depth + 4 * taps) + 32;
   Size work = pixels * c.groups * group;
   if (window.has_border() && window.padding_is_moderate()) work += Size(window.rows()) * window.columns() * in.channels;
   if (window.has_border() && !window.padding_is_moderate())
@@ -317,7 +319,8 @@ Size op_work(const Graph& graph, const Op& op) {
     case OpKind::Softmax:
     case OpKind::LogSoftmax:
     case OpKind::Activation: return work + elements * 20;
-    case OpKind::Normalize: return work + elements * 8;
+    case OpKind::Normalize:
+    case OpKind::MeanAbs: return work + elements * 16;
     default: return work + elements * 4;
   }
 }
