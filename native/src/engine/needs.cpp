@@ -23,6 +23,7 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kGrowth = 3;    // a vector that grows has its old and its doubled memory at the same time
 constexpr int64_t kPart = 64;     // alignment of the parts of a scratch
+constexpr int64_t kProcessBytes = 1 << 20;  // pages of code and tables that are touched for the first time
 constexpr int64_t kOpBytes = 4096, kStepBytes = 1024, kInputBytes = 512;  // objects and their small vectors
 
 struct TaskNeeds {
@@ -198,6 +199,7 @@ class Estimate {
 
   Needs needs() {
     Needs all;
+    all.load_memory = kProcessBytes;
     Size temporary = 0, scratch = 0, thread_scratch = 0;
     for (const PlannedOp& planned : plan_.ops) {
       const TaskNeeds n = task(planned);
@@ -281,7 +283,7 @@ Size code_conv_work(const Op& op, const Quantizer& quantizer) {
   const Convolution& c = op.conv;
   const Size taps = taps_of(c), bases = c.bases, planes = quantizer.planes(), terms = (bases + 1) * (planes + 1);
   const Size copy = planes * c.groups * taps * (10 + Size(c.channels) / 16);
-  const Size compare = bases * planes * c.filters * (parts((taps * c.channels).value(), 64) * 2 + 2);
+  const Size compare = bases * planes * c.filters * (parts((taps * c.channels).value(), 64) + 4);
   return pixels_of(op.shape) * (copy + compare + terms * (padded(c.filters) + 8));
 }
 
