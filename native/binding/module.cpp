@@ -83,6 +83,13 @@ class Network {
     return found;
   }
 
+  // For each output 1 if the model returned a vector, or 3 if it returned an image.
+  std::vector<int> output_dims() const {
+    std::vector<int> dims;
+    for (int i = 0; i < unflip_outputs(model_); ++i) dims.push_back(unflip_output_dims(model_, i));
+    return dims;
+  }
+
   std::string structure() const { return unflip_structure(model_); }
 
   nb::list ops() const {
@@ -167,6 +174,7 @@ NB_MODULE(_native, m) {
       .def("profile", &Network::profile, nb::arg("input").noconvert(), nb::arg("outputs"))
       .def_prop_ro("input_shape", &Network::input_shape)
       .def_prop_ro("outputs", &Network::outputs)
+      .def_prop_ro("output_dims", &Network::output_dims)
       .def_prop_ro("structure", &Network::structure)
       .def_prop_ro("ops", &Network::ops)
       .def_prop_ro("preprocess", &Network::preprocess)

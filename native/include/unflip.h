@@ -66,6 +66,7 @@ UNFLIP_API const char* unflip_op_name(const unflip_model* model, int op); /* "co
 UNFLIP_API int unflip_outputs(const unflip_model* model);
 UNFLIP_API const char* unflip_output_name(const unflip_model* model, int output);
 UNFLIP_API int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]);
+UNFLIP_API int unflip_output_dims(const unflip_model* model, int output); /* of the model's result: 1 (channels) or 3; 0 on an error */
 UNFLIP_API const char* unflip_structure(const unflip_model* model); /* what the model returned: "tensor", "tuple" or "dict" */
 
 /* Like unflip_run and unflip_profile. outputs[0 .. unflip_outputs - 1] each have space for batch samples of the output's shape. */

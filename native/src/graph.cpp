@@ -220,7 +220,8 @@ class Loader {
   void read_input(const Json& json) {
     Fields fields(container_.graph, json, "input");
     int shape[3];
-    fields.integers("shape", "[C, H, W]", 1, kMaxSize, shape, 3);
+    fields.integers("shape", "[C, H, W]", 1, kMaxChannels, shape, 3);
+    if (shape[1] > kMaxSize || shape[2] > kMaxSize) fields.wrong("shape", "[C, H, W] with H and W of at most 65,536");
     graph_.input = {shape[0], shape[1], shape[2]};
     if (!fits(graph_.input)) fields.fail("more than 2^28 elements: " + text_of(graph_.input));
     const Json& preprocess = fields.required("preprocess");
@@ -265,7 +266,8 @@ class Loader {
     const int value = fields.integer(key, 0, made());
     if (graph_.is_code(value))
       fields.fail(std::string("'") + key + "' must be a float value, and value " + std::to_string(value) + " is a code");
-    graph_.outputs.push_back({name, value});
+    const bool pixels = fields.optional("pixels") != nullptr && fields.boolean("pixels");
+    graph_.outputs.push_back({name, value, pixels});
   }
 
   void read_labels(Fields& fields) {
@@ -570,9 +572,9 @@ class Loader {
     const int size[3] = {in.channels, in.height, in.width};
     int stop[3];
     int64_t out[3];
-    fields.integers("start", "[c, h, w]", 0, kMaxSize, op.start, 3);
-    fields.integers("stop", "[c, h, w]", 1, kMaxSize, stop, 3);
-    fields.integers("step", "[c, h, w]", 1, kMaxSize, op.step, 3);
+    fields.integers("start", "[c, h, w]", 0, kMaxChannels, op.start, 3);
+    fields.integers("stop", "[c, h, w]", 1, kMaxChannels, stop, 3);
+    fields.integers("step", "[c, h, w]", 1, kMaxChannels, op.step, 3);
     for (int i = 0; i < 3; ++i) {
       if (stop[i] > size[i]) fields.wrong("stop", "at most the input's size, " + text_of(in));
       if (op.start[i] >= stop[i]) fields.wrong("start", "below 'stop'");
@@ -583,8 +585,8 @@ class Loader {
 
   static void read_pad(Fields& fields, Op& op, const Shape& in) {
     int after[3];
-    fields.integers("before", "[c, h, w]", 0, kMaxSize, op.before, 3);
-    fields.integers("after", "[c, h, w]", 0, kMaxSize, after, 3);
+    fields.integers("before", "[c, h, w]", 0, kMaxChannels, op.before, 3);
+    fields.integers("after", "[c, h, w]", 0, kMaxChannels, after, 3);
     set_shape(fields, op, int64_t{in.channels} + op.before[0] + after[0], int64_t{in.height} + op.before[1] + after[1],
               int64_t{in.width} + op.before[2] + after[2]);
   }

@@ -121,6 +121,7 @@ struct Op {
 struct Output {
   std::string name;
   int value = 0;
+  bool pixels = false;  // a value of C x 1 x 1 is an image of one pixel, not a vector
 };
 
 // What the user's model returned, so that bindings can return the same structure.

@@ -291,6 +291,14 @@ int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]) 
   });
 }
 
+int unflip_output_dims(const unflip_model* model, int output) {
+  return property(model, 0, [&](const unflip_model& m) {
+    int shape[3];
+    if (unflip_shape_of_output(&m, output, shape) != 0) return 0;
+    return shape[1] == 1 && shape[2] == 1 && !m.engine->graph().outputs[static_cast<size_t>(output)].pixels ? 1 : 3;
+  });
+}
+
 const char* unflip_structure(const unflip_model* model) {
   return property(model, "", [](const unflip_model& m) {
     switch (m.engine->graph().structure) {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unflip.printable import printable
 from unflip.runtime.profile import Profile, summarize
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ class Model:
         self.input_shape: tuple[int, int, int] = network.input_shape
         """Channels, height, width of a sample."""
         self.output_shapes: dict[str, tuple[int, ...]] = {
-            name: _without_pixels(shape) for name, shape in network.outputs
+            name: shape[:dims]
+            for (name, shape), dims in zip(network.outputs, network.output_dims, strict=True)
         }
         """The shapes of one sample's results, by name and in order: (classes,), or channels, height, width. The names
         of a tuple are "0", "1", ... or a namedtuple's fields; the name of a single tensor is "output"."""
@@ -234,7 +236,7 @@ class Model:
     def __repr__(self) -> str:
         outputs = {name: _text(shape) for name, shape in self.output_shapes.items()}
         named = [
-            shape if self.structure == "tensor" else f"{name}: {shape}"
+            shape if self.structure == "tensor" else f"{printable(name)}: {shape}"
             for name, shape in outputs.items()
         ]
         shapes = f"{_text(self.input_shape)} -> {', '.join(named)}"
@@ -244,10 +246,6 @@ class Model:
 
 def _text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _without_pixels(shape: tuple[int, int, int]) -> tuple[int, ...]:
-    return shape[:1] if shape[1:] == (1, 1) else shape
 
 
 def _check_array(x: Any) -> None:
