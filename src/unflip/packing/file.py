@@ -51,7 +51,11 @@ def outputs_of(graph: dict[str, Any]) -> list[Output]:
     if ("output" in graph) == ("outputs" in graph):
         raise PackedFileError("its graph must have either 'output' or 'outputs'")
     try:
-        one = {"name": ONE_OUTPUT, "value": graph.get("output"), "pixels": graph.get("pixels", False)}
+        one = {
+            "name": ONE_OUTPUT,
+            "value": graph.get("output"),
+            "pixels": graph.get("pixels", False),
+        }
         parts = graph.get("outputs", [one])
         found = [Output(part["name"], part["value"], part.get("pixels", False)) for part in parts]
     except (TypeError, KeyError, AttributeError):
