@@ -7,6 +7,7 @@ across a threshold changes one bit of one op's output, not the output of the net
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def check(
         elif op["op"] == "quantize":
             _compare(where, found, expected)
         else:
-            _compare(where, found, expected, lambda op=op: _sensitivity(op, packed, values))
+            _compare(where, found, expected, partial(_sensitivity, op, packed, values))
         values.append(expected)
     for place, value, output in zip(structure.places, graph.outputs, outputs, strict=True):
         _compare(f"the network's {place}", values[value], _image(output))
