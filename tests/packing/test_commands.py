@@ -110,7 +110,7 @@ def test_show_and_export_refuse_what_load_refuses(run, unflip, tmp_path, what):
     packed = read(path)
     BROKEN[what](packed.graph)
     write(path, packed)
-    with pytest.raises(ValueError, match="broken.unflip") as caught:
+    with pytest.raises(ValueError, match=r"broken\.unflip") as caught:
         load(path)
     for command in (("show", path), ("export", path, "-o", tmp_path / "x.onnx")):
         done = unflip(*command)
