@@ -96,8 +96,9 @@ CountEpilogue::CountEpilogue(const Window& window, const BinarySums& sums, const
   class_of_.assign(epilogue.pixels(), 0);
   if (!sums.counts_border()) return;
   const std::vector<int> row_class = rows.of(), column_class = columns.of();
-  for (int i = 0; i < epilogue.pixels(); i++)
-    class_of_[i] = static_cast<uint16_t>(row_class[i / window.out.width] * column_count + column_class[i % window.out.width]);
+  uint16_t* to = class_of_.data();
+  for (int row : row_class)
+    for (int column : column_class) *to++ = static_cast<uint16_t>(row * column_count + column);
 }
 
 void CountEpilogue::run(const RunContext& context, const Strip& strip) const {
