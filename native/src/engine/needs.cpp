@@ -246,9 +246,7 @@ class Estimate {
       const Op* pool = planned.pool < 0 ? nullptr : &graph_.ops[planned.pool];
       n = FloatConvNeeds(op, in, pool, planned.emits.value >= 0).needs();
     }
-    // While an op is packed, there is a copy of it.
-    const Size weights = Size(op.conv.filters) * op.conv.channels * taps_of(op.conv);
-    n.temporary += op.conv.bases == 0 ? weights * kFloat : weights * op.conv.bases / 8 + 1;
+    // Scales and offsets, folded into others.
     n.temporary += Size(op.conv.bases + 1) * op.conv.filters * kFloat;
     return n;
   }
