@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import unflip
+from unflip.models import create
 from unflip.packing.file import Packed, to_bytes, write
 from unflip.packing.reference import evaluate
 from unflip.runtime._native import Network
@@ -177,23 +178,28 @@ def test_memory_is_refused_before_it_is_allocated(made: Any, tmp_path: Path) -> 
 
 MEASURED = """
 import sys, unflip
+import numpy as np
+from unflip.runtime import _native
+
 def field(name):
     return 1024 * int(next(x for x in open("/proc/self/status") if x.startswith(name)).split()[1])
-unflip.load.__module__  # imports
-from unflip.runtime import _native
-import numpy as np
-with open("/proc/self/clear_refs", "w") as reset:
-    reset.write("5")
-before, text = field("VmRSS"), ""
+
+def reset():
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return field("VmRSS")
+
+before = reset()
 try:
     model = unflip.load(sys.argv[1], threads=int(sys.argv[2]) if len(sys.argv) > 2 else 1)
-    x = np.zeros((1, *model.input_shape), np.float32)
-    before += x.nbytes + 4 * sum(int(np.prod(shape)) for shape in model.output_shapes.values())
+    text, loading, kept = str(model.memory_needed), field("VmHWM") - before, field("VmRSS") - before
+    x = np.ones((1, *model.input_shape), np.float32)
+    before = reset() + 4 * sum(int(np.prod(shape)) for shape in model.output_shapes.values())
     model(x)
-    text = str(model.memory_needed)
+    peak = max(loading, kept + field("VmHWM") - before)
 except ValueError as error:
-    text = str(error)
-print(field("VmHWM") - before, text)
+    text, peak = str(error), field("VmHWM") - before
+print(peak, text)
 """
 
 
@@ -296,12 +302,66 @@ def test_memory_grows_with_threads(files: dict[str, Path]) -> None:
     assert one < many
 
 
+def code_of_many_pixels() -> Net:
+    """Look-up pairs its rows."""
+    net = Net(16, 600, 600)
+    fields = {"bits": net.signs(16 * 16 * 9), "scales": net.keep(np.ones((1, 1), F32))}
+    net.conv(net.quantize(0, 4, 0.3), (16, 16, 3, 3), **fields, padding=[1] * 4)
+    return net
+
+
+def windows_of_many_pixels() -> Net:
+    """Look-up copies windows."""
+    net = Net(16, 600, 600)
+    fields = {"bits": net.signs(16 * 16 * 25), "scales": net.keep(np.ones((1, 1), F32))}
+    net.conv(net.quantize(0, 2, 0.3), (16, 16, 5, 5), **fields, padding=[2] * 4)
+    return net
+
+
+def padded_image() -> Net:
+    net = Net(16, 600, 600)
+    net.conv(0, (16, 16, 3, 3), weight=net.keep(np.ones((16, 16, 3, 3), F32)), padding=[1] * 4)
+    return net
+
+
+def sums_of_signs() -> Net:
+    """Of every corner of a large kernel, for 64 bases."""
+    net = Net(1, 1, 1)
+    fields = {"bits": net.signs(100 * 100 * 64), "scales": net.keep(np.ones((64, 1), F32))}
+    net.conv(net.quantize(0), (1, 1, 100, 100), **fields, padding=[99, 99, 0, 0])
+    return net
+
+
+def many_channels() -> Net:
+    net = Net(16, 128, 128)
+    one = net.keep(np.ones(1, F32))
+    steps = [{"step": "affine", "scale": one, "shift": one}, {"step": "prelu", "slope": one}]
+    net.op("map", net.op("flatten", 0), steps=steps * 4)
+    return net
+
+
+SIZES = [code_of_many_pixels, windows_of_many_pixels, padded_image, sums_of_signs, many_channels]
+
+
+@pytest.mark.parametrize("made", SIZES)
+def test_memory_stays_below_what_was_computed(
+    made: Any, tmp_path: Path, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.unflip"
+    write(path, made().packed())
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        for threads in (1, 2):
+            peak, computed = map(int, in_a_process(MEASURED, path, threads).split())
+            assert peak <= computed < 6 * peak, isa
+
+
 @pytest.mark.parametrize("method", ["xnor", "abc", "bwn"])
 def test_real_networks_stay_below_what_was_computed(method: str, tmp_path: Path) -> None:
     """Memory, and time: a unit of work takes at most about a nanosecond."""
     torch.manual_seed(0)
     path = tmp_path / "resnet.unflip"
-    network = unflip.models.create("resnet18", method, num_classes=1000).eval()
+    network = create("resnet18", method, num_classes=1000).eval()
     unflip.pack(network, torch.randn(1, 3, 224, 224), path)
     for threads in (1, 2):
         peak, computed = map(int, in_a_process(MEASURED, path, threads).split())

@@ -43,13 +43,6 @@ std::vector<Block> cut_in_blocks(int filters, int groups) {
   return blocks;
 }
 
-// Pairing rows wastes half a row if the height is odd. Copying windows costs as much as about four filters and does not support
-// groups.
-bool pairs_rows(const Window& window, int groups) {
-  const int height = window.out.height, filters = window.out.channels;
-  return window.kernel.w == 3 && height > 1 && (groups > 1 || height % 2 == 0 || 4 * height > filters);
-}
-
 class LookUpConv : public Task {
  public:
   LookUpConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
@@ -328,6 +321,13 @@ bool knows_groups(const Convolution& conv, const Window& window, const Kernels& 
 }
 
 }  // namespace
+
+// Pairing rows wastes half a row if the height is odd. Copying windows costs as much as about four filters and does not support
+// groups.
+bool pairs_rows(const Window& window, int groups) {
+  const int height = window.out.height, filters = window.out.channels;
+  return window.kernel.w == 3 && height > 1 && (groups > 1 || height % 2 == 0 || 4 * height > filters);
+}
 
 bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const Kernels& kernels) {
   if (!kernels.prefer_look_up) return false;

@@ -89,9 +89,11 @@ struct CodeConv {
     // The filters of a group are blocks of 64 and at most two smaller ones.
     const Size blocks = parts(group, 64) + 1, row = parts(group, 64) * 64 + 32;
     const Size copied = parts((taps * nibbles).value() + 2, 3), paired = Size(conv.kernel.h) * (nibbles / conv.groups);
-    n.kept += Size(bases) * conv.groups * row * largest(copied, paired) * 3 + kGrowth * Size(conv.groups) * blocks * 64;
+    const bool in_rows = pairs_rows(window, conv.groups);
+    n.kept += Size(bases) * conv.groups * row * (in_rows ? paired : copied) * 3 + kGrowth * Size(conv.groups) * blocks * 64;
     const Size rows = Size((window.out.height + 1) / 2) * window.stride.h + Size(window.kernel.h) * window.dilation.h;
-    const Size numbers = largest(rows * (Size(window.columns()) * nibbles + 32) + 32, (pixels / 2 + 1) * (3 * copied + 32));
+    const Size numbers =
+        in_rows ? rows * (Size(window.columns()) * nibbles + 32) + 32 : (pixels / 2 + 1) * (3 * copied + 32);
     n.scratch = planes * numbers * sizeof(uint16_t) + 256;
     n.thread_scratch = 2 * (taps * layout.pixel_bytes + 16 + kPart) + Size(bases) * planes * 6144 * sizeof(uint16_t) + kPart;
     add_epilogue(n, 64, 64);
