@@ -50,7 +50,11 @@ UNFLIP_API int unflip_input_shape(const unflip_model* model, int shape[3]);
 UNFLIP_API int unflip_output_shape(const unflip_model* model, int shape[3]);
 
 /* Strings that the functions below return belong to the model and are valid until it is freed. Names and labels are those of the
-   file: they may contain control characters, so do not print them to a terminal as they are. */
+   file: they may contain control characters. Print them with unflip_printable. */
+
+/* Copies text to `to`, with escapes such as \x1b instead of control characters, invisible characters, and those that change the
+   direction of text. Copies at most size - 1 bytes, then a NUL. Returns the length of the whole text; (size_t)-1 on an error. */
+UNFLIP_API size_t unflip_printable(const char* text, char* to, size_t size);
 
 /* For networks with one output. input: batch samples of C x H x W floats. output: space for batch samples of the output's shape.
    NaN or an infinity in the input is an error. Returns 0, or non-zero on an error. */

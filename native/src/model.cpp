@@ -254,6 +254,18 @@ uint64_t unflip_work_needed(const unflip_model* model) {
   return property<uint64_t>(model, 0, [](const unflip_model& m) { return m.needs.run_work.value(); });
 }
 
+size_t unflip_printable(const char* text, char* to, size_t size) {
+  return guarded(static_cast<size_t>(-1), [&] {
+    if (text == nullptr || (to == nullptr && size > 0)) fail("text and its copy must not be NULL");
+    const std::string safe = unflip::printable(text);
+    if (size == 0) return safe.size();
+    const size_t count = std::min(safe.size(), size - 1);
+    std::copy(safe.begin(), safe.begin() + static_cast<std::ptrdiff_t>(count), to);
+    to[count] = '\0';
+    return safe.size();
+  });
+}
+
 int unflip_input_shape(const unflip_model* model, int shape[3]) {
   return property(model, 1, [&](const unflip_model& m) {
     copy_shape(m.engine->graph().input, shape);

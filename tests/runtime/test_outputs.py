@@ -259,6 +259,10 @@ int main(int count, char** arguments) {
   say("threads", unflip_threads(NULL) == 0);
   say("memory_needed", unflip_memory_needed(NULL) == 0);
   say("work_needed", unflip_work_needed(NULL) == 0);
+  char text[8];
+  say("printable", unflip_printable(NULL, text, 8) + 1 == 0 && unflip_printable("a", NULL, 8) + 1 == 0);
+  if (unflip_printable("a\\x1b[31m", NULL, 0) != 9 || unflip_printable("a\\x1b[31m", text, 8) != 9) return 2;
+  if (strcmp(text, "a\\\\x1b[3") != 0) return 3;
   unflip_free(NULL);
   unflip_model* model = unflip_load(arguments[count - 1], 1, &right);
   if (model == NULL) return 1;
