@@ -99,6 +99,21 @@ def test_bases(made: Any, instruction_sets: list[str], monkeypatch: pytest.Monke
         np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4 * np.abs(right).max())
 
 
+def test_sums_beyond_32_bits(instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiples of a unit that do not fit are added plane by plane. Such files were refused without a place."""
+    net = Net(2**17, 1, 1)
+    code = net.quantize(0, 8)
+    net.ops[-1] |= {"scales": [4096.0] * 7 + [1.0], "offset": -4096.0}
+    net.conv(code, (1, 2**17, 1, 1), bits=net.signs(2**17), scales=net.keep(np.ones((1, 1), F32)))
+    x = np.random.default_rng(2).normal(size=(1, *net.shape)).astype(F32)
+    right = evaluate(net.packed(), torch.from_numpy(x)).numpy()
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        found = np.empty((1, 1, 1, 1), F32)
+        Network.from_bytes(net.data(), 1).run(x, found)
+        np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
 def test_a_pool_of_2_to_the_32_pixels(
     instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
