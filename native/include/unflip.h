@@ -33,14 +33,14 @@ typedef struct unflip_limits {
 } unflip_limits;
 
 /* threads: 1 or more, or 0 for one per core. limits: NULL for the defaults. The environment variable UNFLIP_ISA selects the
-   instruction set; the default is the best one that the CPU supports. unflip_load_memory does not keep the data: free it or change
-   it after the call. The model belongs to the caller: unflip_free it. unflip_free(NULL) does nothing. */
+   instruction set; the default is the best one that the CPU supports. unflip_load_memory does not keep the data: it may be freed
+   after the call. The model belongs to the caller: unflip_free it. unflip_free(NULL) does nothing. */
 UNFLIP_API unflip_model* unflip_load(const char* path, int threads, const unflip_limits* limits);
 UNFLIP_API unflip_model* unflip_load_memory(const void* data, size_t size, int threads, const unflip_limits* limits);
 UNFLIP_API void unflip_free(unflip_model* model);
 
-/* The numbers that were compared with the limits: bounds on the memory for loading and one run, and on the work of one sample. The
-   memory does not include input and output, nor further runs at the same time. */
+/* The numbers that were compared with the limits: bounds on the memory for loading and one run, and on the work of one sample.
+   The memory does not include input and output, nor further runs at the same time. */
 UNFLIP_API uint64_t unflip_memory_needed(const unflip_model* model);
 UNFLIP_API uint64_t unflip_work_needed(const unflip_model* model);
 
@@ -70,7 +70,8 @@ UNFLIP_API const char* unflip_op_name(const unflip_model* model, int op); /* "co
 UNFLIP_API int unflip_outputs(const unflip_model* model);
 UNFLIP_API const char* unflip_output_name(const unflip_model* model, int output);
 UNFLIP_API int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]);
-UNFLIP_API int unflip_output_dims(const unflip_model* model, int output); /* of the model's result: 1 (channels) or 3; 0 on an error */
+/* The dimensions of a sample's result: 1 (channels) or 3. */
+UNFLIP_API int unflip_output_dims(const unflip_model* model, int output);
 UNFLIP_API const char* unflip_structure(const unflip_model* model); /* what the model returned: "tensor", "tuple" or "dict" */
 
 /* Like unflip_run and unflip_profile. outputs[0 .. unflip_outputs - 1] each have space for batch samples of the output's shape. */

@@ -29,7 +29,8 @@ Character first_of(std::string_view text) {
 // The categories Cc, Cf, Zl and Zp of Unicode, and private and unassigned planes.
 bool is_printable(uint32_t c) {
   if (c < 0x20 || (c >= 0x7F && c < 0xA0) || c == 0xAD) return false;
-  if ((c >= 0x600 && c <= 0x605) || c == 0x61C || c == 0x6DD || c == 0x70F || (c >= 0x890 && c <= 0x891) || c == 0x8E2) return false;
+  if ((c >= 0x600 && c <= 0x605) || c == 0x61C || c == 0x6DD || c == 0x70F) return false;
+  if (c == 0x890 || c == 0x891 || c == 0x8E2) return false;
   if (c == 0x180E || (c >= 0x200B && c <= 0x200F) || (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F)) return false;
   if ((c >= 0xE000 && c <= 0xF8FF) || c == 0xFEFF || (c >= 0xFFF0 && c <= 0xFFFB) || (c & 0xFFFE) == 0xFFFE) return false;
   if (c == 0x110BD || c == 0x110CD || (c >= 0x13430 && c <= 0x1343F) || (c >= 0x1BCA0 && c <= 0x1BCA3)) return false;

@@ -1,4 +1,5 @@
-// Sizes that follow from a file's numbers. Sums and products stop at the largest number instead of overflowing: a limit refuses it.
+// Sizes that follow from a file's numbers. Sums and products stop at the largest number instead of overflowing, and a limit
+// refuses that.
 #pragma once
 
 #include <cstdint>

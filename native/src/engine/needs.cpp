@@ -1,8 +1,8 @@
 // Upper bounds, kept simple: tests compare them with the memory and time that are really used.
 //
-// The unit of work is one small step of the slowest code for an op: about a nanosecond on one core of a CPU from 2020, often less.
-// So the default limit of 10^10 units is about ten seconds per sample. Faster instruction sets and several threads take less time
-// for the same work.
+// The unit of work is one small step of the slowest code for an op: about a nanosecond on one core of a CPU from 2020, or
+// less. So the default limit of 10^10 units is about ten seconds per sample. Faster instruction sets and several threads take less
+// time for the same work.
 #include "needs.h"
 
 #include <algorithm>
@@ -104,7 +104,8 @@ struct CodeConv {
     TaskNeeds n = sums();
     const int64_t group = conv.filters / conv.groups;
     const Size words = parts((taps * (layout.pixel_bytes / conv.groups)).value(), 4), step = words + 1;
-    n.kept += Size(bases) * conv.groups * (parts(group, 32) * 32) * words * 4 + 64 + kGrowth * conv.groups * parts(group, 16) * 64;
+    n.kept += Size(bases) * conv.groups * (parts(group, 32) * 32) * words * 4 + 64;
+    n.kept += kGrowth * conv.groups * parts(group, 16) * 64;
     n.temporary += step * 4;
     const Size strip = std::min<int64_t>(224, std::max<int64_t>(8, (32 << 10) / (step * 4 * planes).value())) + 16;
     n.thread_scratch = planes * (strip * step * 4 + 2 * kPart) + Size(bases) * planes * strip * 32 * 2 + kPart;
@@ -232,7 +233,8 @@ class Estimate {
   TaskNeeds task(const PlannedOp& planned) const {
     const Op& op = graph_.ops[planned.op];
     TaskNeeds n = op.kind == OpKind::Conv ? conv(op, planned) : simple(op);
-    const Size floats = 4 * steps_bytes(planned.steps, op.shape.channels) + quantizer_bytes(planned.emits.quantizer, op.shape.channels);
+    const int channels = op.shape.channels;
+    const Size floats = 4 * steps_bytes(planned.steps, channels) + quantizer_bytes(planned.emits.quantizer, channels);
     n.kept += floats;
     n.load_work += floats;
     return n;
