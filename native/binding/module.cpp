@@ -33,15 +33,20 @@ nb::object text(const char* bytes) {
 
 class Network {
  public:
-  Network(const nb::bytes& path, int threads) {
+  // Limits of 0 are the defaults.
+  Network(const nb::bytes& path, int threads, uint64_t max_memory, uint64_t max_work) {
     const char* text = path.c_str();
-    without_gil([&] { return (model_ = unflip_load(text, threads)) != nullptr; });
+    const unflip_limits limits = {max_memory, max_work};
+    without_gil([&] { return (model_ = unflip_load(text, threads, &limits)) != nullptr; });
   }
 
-  Network(const nb::bytes& data, int threads, bool) {
+  static Network* from_bytes(const nb::bytes& data, int threads, uint64_t max_memory, uint64_t max_work) {
     const void* bytes = data.data();
     const size_t size = data.size();
-    without_gil([&] { return (model_ = unflip_load_memory(bytes, size, threads)) != nullptr; });
+    const unflip_limits limits = {max_memory, max_work};
+    unflip_model* model = nullptr;
+    without_gil([&] { return (model = unflip_load_memory(bytes, size, threads, &limits)) != nullptr; });
+    return new Network(model);
   }
 
   ~Network() { unflip_free(model_); }
@@ -78,6 +83,13 @@ class Network {
     return found;
   }
 
+  // For each output 1 if the model returned a vector, or 3 if it returned an image.
+  std::vector<int> output_dims() const {
+    std::vector<int> dims;
+    for (int i = 0; i < unflip_outputs(model_); ++i) dims.push_back(unflip_output_dims(model_, i));
+    return dims;
+  }
+
   std::string structure() const { return unflip_structure(model_); }
 
   nb::list ops() const {
@@ -90,8 +102,12 @@ class Network {
   nb::object labels() const { return text(unflip_labels(model_)); }
   std::string isa() const { return unflip_isa(model_); }
   int threads() const { return unflip_threads(model_); }
+  uint64_t memory_needed() const { return unflip_memory_needed(model_); }
+  uint64_t work_needed() const { return unflip_work_needed(model_); }
 
  private:
+  explicit Network(unflip_model* model) : model_(model) {}
+
   // Releases the GIL. After a failure, the message is stored for this thread.
   template <typename Action>
   static void without_gil(Action action) {
@@ -150,18 +166,21 @@ class Network {
 NB_MODULE(_native, m) {
   m.def("version", [] { return std::string(unflip_version()); });
   nb::class_<Network>(m, "Network")
-      .def(nb::init<const nb::bytes&, int>(), nb::arg("path"), nb::arg("threads"))
-      .def_static(
-          "from_bytes", [](const nb::bytes& data, int threads) { return new Network(data, threads, true); }, nb::arg("data"),
-          nb::arg("threads"), nb::rv_policy::take_ownership)
+      .def(nb::init<const nb::bytes&, int, uint64_t, uint64_t>(), nb::arg("path"), nb::arg("threads"), nb::arg("max_memory") = 0,
+           nb::arg("max_work") = 0)
+      .def_static("from_bytes", &Network::from_bytes, nb::arg("data"), nb::arg("threads"), nb::arg("max_memory") = 0,
+                  nb::arg("max_work") = 0, nb::rv_policy::take_ownership)
       .def("run", &Network::run, nb::arg("input").noconvert(), nb::arg("outputs"))
       .def("profile", &Network::profile, nb::arg("input").noconvert(), nb::arg("outputs"))
       .def_prop_ro("input_shape", &Network::input_shape)
       .def_prop_ro("outputs", &Network::outputs)
+      .def_prop_ro("output_dims", &Network::output_dims)
       .def_prop_ro("structure", &Network::structure)
       .def_prop_ro("ops", &Network::ops)
       .def_prop_ro("preprocess", &Network::preprocess)
       .def_prop_ro("labels", &Network::labels)
       .def_prop_ro("isa", &Network::isa)
-      .def_prop_ro("threads", &Network::threads);
+      .def_prop_ro("threads", &Network::threads)
+      .def_prop_ro("memory_needed", &Network::memory_needed)
+      .def_prop_ro("work_needed", &Network::work_needed);
 }

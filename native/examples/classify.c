@@ -79,7 +79,10 @@ static void print_label(const char* labels, int index) {
     const char* end = at + 1;
     while (*end != '"') end += *end == '\\' ? 2 : 1;
     if (i == index) {
-      printf("%.*s", (int)(end - at - 1), at + 1);
+      char label[200], shown[4 * sizeof label]; /* a terminal must not interpret text from a file */
+      snprintf(label, sizeof label, "%.*s", (int)(end - at - 1), at + 1);
+      unflip_printable(label, shown, sizeof shown);
+      printf("%s", shown);
       return;
     }
     at = strchr(end + 1, '"');
@@ -101,7 +104,7 @@ static void print_best(const unflip_model* model, float* outputs, int classes) {
 
 int main(int count, char** arguments) {
   if (count != 3) return fail("usage: classify MODEL.unflip IMAGE.ppm");
-  unflip_model* model = unflip_load(arguments[1], 1);
+  unflip_model* model = unflip_load(arguments[1], 1, NULL);
   if (model == NULL) return fail(unflip_error());
   int in[3], out[3], failed = 1;
   unflip_input_shape(model, in);

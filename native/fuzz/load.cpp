@@ -184,7 +184,9 @@ Bytes mutated(const uint8_t* bytes, size_t size, Random& random) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
-    const unflip::Graph graph = unflip::load_graph(data, size, false);
+    unflip::LoadOptions options;
+    options.check_hash = false;
+    const unflip::Graph graph = unflip::load_graph(data, size, options);
     ++loaded;
     if (work_of(graph) > 1 << 22) return 0;
     run(graph);

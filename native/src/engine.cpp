@@ -8,6 +8,7 @@
 
 #include "engine/binary_conv.h"
 #include "engine/float_conv.h"
+#include "engine/needs.h"
 #include "engine/plan.h"
 #include "engine/simple_tasks.h"
 #include "engine/transpose.h"
@@ -59,17 +60,16 @@ struct EngineWorkspace : Workspace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Threads work on separate images only if an arena is no larger than this, about a core's cache. Larger arenas compete for memory
-// bandwidth, so all threads work on one image.
-constexpr int64_t kLargeArena = int64_t{1} << 20;
-
 class EngineImpl : public Engine {
  public:
   EngineImpl(Graph graph, const Kernels& kernels, int threads)
       : graph_(std::move(graph)), kernels_(kernels), isa_(kernels.name), threads_(std::max(1, threads)),
         plan_(make_plan(graph_, kernels)) {
-    for (PlannedOp& planned : plan_.ops) tasks_.push_back(make_task(planned));
-    give_up_weights();
+    for (PlannedOp& planned : plan_.ops) {
+      tasks_.push_back(make_task(planned));
+      give_up_weights(graph_.ops[planned.op].conv);
+    }
+    for (Op& op : graph_.ops) give_up_weights(op.conv);  // those of ops that no output needs
     for (const auto& task : tasks_) {
       scratch_bytes_ = std::max(scratch_bytes_, round_up(task->scratch_bytes, 64));
       thread_scratch_bytes_ = std::max(thread_scratch_bytes_, round_up(task->thread_scratch_bytes, 64));
@@ -106,8 +106,8 @@ class EngineImpl : public Engine {
  private:
   int arenas() const { return arena_bytes_ > kLargeArena ? 1 : threads_; }
 
-  std::unique_ptr<Task> make_task(PlannedOp& planned) const {
-    const Op& op = graph_.ops[planned.op];
+  std::unique_ptr<Task> make_task(PlannedOp& planned) {
+    Op& op = graph_.ops[planned.op];
     if (op.kind == OpKind::Conv) return make_conv(op, planned);
     auto epilogue = [&] { return std::make_unique<Epilogue>(op.shape, planned.steps, planned.emits, plan_.values); };
     const int input = op.inputs[0];
@@ -120,7 +120,8 @@ class EngineImpl : public Engine {
     }
   }
 
-  std::unique_ptr<Task> make_conv(Op op, PlannedOp& planned) const {
+  // Changes the op's weights in place, because nothing else reads them and a copy may be large.
+  std::unique_ptr<Task> make_conv(Op& op, PlannedOp& planned) const {
     if (op.conv.bases) fold_scale(op.conv, planned.steps);
     const int input = op.inputs[0];
     if (planned.pool >= 0) {
@@ -174,12 +175,10 @@ class EngineImpl : public Engine {
     });
   }
 
-  // The tasks have packed copies.
-  void give_up_weights() {
-    for (Op& op : graph_.ops) {
-      std::vector<float>().swap(op.conv.weight);
-      std::vector<uint8_t>().swap(op.conv.bits);
-    }
+  // The task has a packed copy.
+  static void give_up_weights(Convolution& conv) {
+    std::vector<float>().swap(conv.weight);
+    std::vector<uint8_t>().swap(conv.bits);
   }
 
   // Sample number i of the batch.
@@ -257,6 +256,10 @@ std::vector<std::string> instruction_sets() {
   for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels()})
     if (k) names.push_back(k->name);
   return names;
+}
+
+Needs Engine::needs(const Graph& graph, const std::string& isa, int threads) {
+  return engine_needs(graph, *find_kernels(isa), std::max(1, threads));
 }
 
 std::unique_ptr<Engine> Engine::create(Graph graph, const std::string& isa, int threads) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "graph.h"
+#include "limits.h"
 
 namespace unflip {
 
@@ -23,6 +24,9 @@ class Workspace {
 
 class Engine {
  public:
+  // Bounds on memory and work, for a graph with or without tensors. Allocates little. The graph and the file are not included.
+  static Needs needs(const Graph& graph, const std::string& isa, int threads);
+
   // isa: a name from instruction_sets(), or empty for the best one. Throws std::runtime_error.
   static std::unique_ptr<Engine> create(Graph graph, const std::string& isa, int threads);
   // For benchmarks: uses these kernels, which must outlive the engine.

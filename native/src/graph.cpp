@@ -18,7 +18,9 @@ constexpr int kMaxSize = 65'536;         // of height, width, and everything mea
 constexpr int kMaxChannels = 1'048'576;  // large, because a flattened image has many
 constexpr size_t kMaxOps = 100'000;
 constexpr int64_t kMaxElements = int64_t{1} << 28;  // of a value
-constexpr uint64_t kMaxBytes = uint64_t{1} << 31;   // of tensors, counted once per use
+constexpr int64_t kMaxSigns = int64_t{1} << 34;     // as many as fit into a file
+constexpr int64_t kMaxWeights = int64_t{1} << 24;   // of a filter: sums of as many bits are exact in float32
+constexpr int64_t kMaxBases = 64;
 constexpr size_t kMaxName = 4096;
 constexpr int kMaxPlanes = 8, kMaxSteps = 255;
 constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256, kMaxOutputs = 4096;
@@ -175,15 +177,29 @@ class Fields {
 
 class Loader {
  public:
-  explicit Loader(Container container) : container_(std::move(container)) {}
+  Loader(Container container, const LoadOptions& options) : container_(std::move(container)), options_(options) {}
 
+  // Reads the graph twice: first without its tensors, to compute what it needs.
   Graph load() {
+    const Size memory = container_.memory + json_memory(container_.graph);
+    check_memory(memory, options_.limits);
     Json json;
     try {
       json = parse_json(container_.graph);
     } catch (const std::runtime_error& error) {
       throw std::runtime_error(std::string("graph: ") + error.what());
     }
+    read(json);
+    check_memory(memory + bytes_, options_.limits);
+    if (options_.measure) options_.measure(graph_, memory + bytes_);
+    graph_ = Graph();
+    measuring_ = false;
+    read(json);
+    return std::move(graph_);
+  }
+
+ private:
+  void read(const Json& json) {
     Fields fields(container_.graph, json, "graph");
     read_input(fields.required("input"));
     const std::vector<Json>& ops = fields.list("ops", "a list");
@@ -195,10 +211,8 @@ class Loader {
     fields.finish();
     for (const auto& [name, tensor] : container_.tensors)
       if (used_.count(name) == 0) throw std::runtime_error("tensor '" + name.substr(0, 100) + "': nothing in the graph uses it");
-    return std::move(graph_);
   }
 
- private:
   std::string raw(const Json& value) const { return container_.graph.substr(value.begin, value.end - value.begin); }
 
   // --- the graph's own fields
@@ -206,7 +220,8 @@ class Loader {
   void read_input(const Json& json) {
     Fields fields(container_.graph, json, "input");
     int shape[3];
-    fields.integers("shape", "[C, H, W]", 1, kMaxSize, shape, 3);
+    fields.integers("shape", "[C, H, W]", 1, kMaxChannels, shape, 3);
+    if (shape[1] > kMaxSize || shape[2] > kMaxSize) fields.wrong("shape", "[C, H, W] with H and W of at most 65,536");
     graph_.input = {shape[0], shape[1], shape[2]};
     if (!fits(graph_.input)) fields.fail("more than 2^28 elements: " + text_of(graph_.input));
     const Json& preprocess = fields.required("preprocess");
@@ -251,7 +266,8 @@ class Loader {
     const int value = fields.integer(key, 0, made());
     if (graph_.is_code(value))
       fields.fail(std::string("'") + key + "' must be a float value, and value " + std::to_string(value) + " is a code");
-    graph_.outputs.push_back({name, value});
+    const bool pixels = fields.optional("pixels") != nullptr && fields.boolean("pixels");
+    graph_.outputs.push_back({name, value, pixels});
   }
 
   void read_labels(Fields& fields) {
@@ -407,6 +423,9 @@ class Loader {
     if (c.channels != in.channels / c.groups)
       fields.wrong("shape", "[O, " + std::to_string(in.channels / c.groups) + ", kh, kw]: the input has " +
                                 std::to_string(in.channels) + " channels in " + std::to_string(c.groups) + " groups");
+    const int64_t weights = int64_t{c.channels} * c.kernel.h * c.kernel.w;
+    if (weights > kMaxWeights)
+      fields.fail("a filter has " + std::to_string(weights) + " weights; at most 16,777,216 are allowed");
     read_weight(fields, op);
     set_shape(fields, op, c.filters, conv_size(fields, in.height, c.top + c.bottom, c.kernel.h, c.stride.h, c.dilation.h),
               conv_size(fields, in.width, c.left + c.right, c.kernel.w, c.stride.w, c.dilation.w));
@@ -435,33 +454,31 @@ class Loader {
     Convolution& c = op.conv;
     const Tensor& scales = tensor(fields, "scales", Dtype::F32, 2);
     const int64_t bases = scales.shape[0], columns = scales.shape[1];
-    if (bases > kMaxSize || (columns != 1 && columns != c.filters))
-      wrong_shape(fields, "scales", scales, "(bases, " + std::to_string(c.filters) + ") or (bases, 1)");
+    if (bases > kMaxBases || (columns != 1 && columns != c.filters))
+      wrong_shape(fields, "scales", scales, "(1 .. 64, " + std::to_string(c.filters) + ") or (1 .. 64, 1): one row per base");
     const Tensor& bits = tensor(fields, "bits", Dtype::U8, 1);
-    // No factor is above 2^16 and a file holds less than 2^34 bits: stop before the product of five could overflow.
-    int64_t signs = 1;
-    for (int64_t factor : {bases, int64_t{c.filters}, int64_t{c.channels}, int64_t{c.kernel.h}, int64_t{c.kernel.w}}) {
-      signs *= factor;
-      if (signs > static_cast<int64_t>(kMaxBytes) * 8) fields.fail("more than 2^31 bytes of weights");
-    }
+    // At most 2^6 * 2^20 * 2^24, which does not overflow.
+    const int64_t signs = bases * c.filters * (int64_t{c.channels} * c.kernel.h * c.kernel.w);
+    if (signs > kMaxSigns) fields.fail("more than 2^31 bytes of weights");
     const int64_t bytes = (signs + 7) / 8;
     if (bits.shape[0] != bytes)
       wrong_shape(fields, "bits", bits, "(" + std::to_string(bytes) + "): " + std::to_string(signs) + " signs, eight per byte");
     if (signs % 8 != 0 && bits.data[bytes - 1] >> (signs % 8) != 0)
       fields.fail("'bits': the bits left over in the last byte must be 0");
-    count_bytes(fields, bits.bytes);
-    c.bits.assign(bits.data, bits.data + bits.bytes);
+    bytes_ += static_cast<int64_t>(bits.bytes);
+    if (!measuring_) c.bits.assign(bits.data, bits.data + bits.bytes);
     c.bases = static_cast<int>(bases);
-    c.scales = spread(fields, floats(fields, "scales", scales), c.filters, columns == 1);
+    c.scales = spread(floats(fields, "scales", scales), bases, c.filters, columns == 1);
     if (fields.optional("offset") == nullptr) return;
     c.offset = channel_floats(fields, "offset", c.filters);
-    c.offset = spread(fields, std::move(c.offset), c.filters, c.offset.size() == 1);
+    c.offset = spread(std::move(c.offset), 1, c.filters, c.offset.size() == 1);
   }
 
-  // Repeats each number `count` times, if it is shared.
-  std::vector<float> spread(const Fields& fields, std::vector<float> values, int count, bool shared) {
+  // Repeats each of `rows` numbers `count` times, if it is shared.
+  std::vector<float> spread(std::vector<float> values, int64_t rows, int count, bool shared) {
     if (!shared || count == 1) return values;
-    count_bytes(fields, values.size() * static_cast<size_t>(count) * sizeof(float));
+    bytes_ += Size(rows) * count * sizeof(float);
+    if (measuring_) return values;
     std::vector<float> all;
     all.reserve(values.size() * static_cast<size_t>(count));
     for (float value : values) all.insert(all.end(), static_cast<size_t>(count), value);
@@ -555,9 +572,9 @@ class Loader {
     const int size[3] = {in.channels, in.height, in.width};
     int stop[3];
     int64_t out[3];
-    fields.integers("start", "[c, h, w]", 0, kMaxSize, op.start, 3);
-    fields.integers("stop", "[c, h, w]", 1, kMaxSize, stop, 3);
-    fields.integers("step", "[c, h, w]", 1, kMaxSize, op.step, 3);
+    fields.integers("start", "[c, h, w]", 0, kMaxChannels, op.start, 3);
+    fields.integers("stop", "[c, h, w]", 1, kMaxChannels, stop, 3);
+    fields.integers("step", "[c, h, w]", 1, kMaxChannels, op.step, 3);
     for (int i = 0; i < 3; ++i) {
       if (stop[i] > size[i]) fields.wrong("stop", "at most the input's size, " + text_of(in));
       if (op.start[i] >= stop[i]) fields.wrong("start", "below 'stop'");
@@ -568,8 +585,8 @@ class Loader {
 
   static void read_pad(Fields& fields, Op& op, const Shape& in) {
     int after[3];
-    fields.integers("before", "[c, h, w]", 0, kMaxSize, op.before, 3);
-    fields.integers("after", "[c, h, w]", 0, kMaxSize, after, 3);
+    fields.integers("before", "[c, h, w]", 0, kMaxChannels, op.before, 3);
+    fields.integers("after", "[c, h, w]", 0, kMaxChannels, after, 3);
     set_shape(fields, op, int64_t{in.channels} + op.before[0] + after[0], int64_t{in.height} + op.before[1] + after[1],
               int64_t{in.width} + op.before[2] + after[2]);
   }
@@ -648,21 +665,18 @@ class Loader {
     return tensor;
   }
 
-  // Many ops may use one tensor, and each gets a copy. Without a limit, a small file could request any amount of memory.
-  void count_bytes(const Fields& fields, uint64_t bytes) {
-    bytes_ += bytes;
-    if (bytes_ > kMaxBytes) fields.fail("the graph's tensors are more than 2^31 bytes");
-  }
-
+  // Many ops may use one tensor, and each gets a copy.
   std::vector<float> floats(const Fields& fields, const char* key, const Tensor& tensor) {
-    count_bytes(fields, tensor.bytes);
-    std::vector<float> values(tensor.bytes / sizeof(float));
-    for (size_t i = 0; i < values.size(); ++i) {
+    bytes_ += static_cast<int64_t>(tensor.bytes);
+    const size_t count = tensor.bytes / sizeof(float);
+    std::vector<float> values(measuring_ ? 1 : count);
+    for (size_t i = 0; i < count; ++i) {
       const uint8_t* b = tensor.data + 4 * i;  // little endian on every machine
       const uint32_t bits = uint32_t{b[0]} | uint32_t{b[1]} << 8 | uint32_t{b[2]} << 16 | uint32_t{b[3]} << 24;
       if ((bits & 0x7F800000u) == 0x7F800000u)
         fields.fail(std::string("'") + key + "' has a NaN or an infinity at position " + std::to_string(i));
-      std::memcpy(&values[i], &bits, sizeof bits);
+      float& value = values[measuring_ ? 0 : i];
+      if (!measuring_ || value == 0) std::memcpy(&value, &bits, sizeof bits);
     }
     return values;
   }
@@ -675,15 +689,17 @@ class Loader {
   }
 
   Container container_;
+  const LoadOptions& options_;
   Graph graph_;
   std::unordered_set<std::string> used_;
-  uint64_t bytes_ = 0;
+  bool measuring_ = true;  // count the bytes of tensors, but do not copy them
+  Size bytes_ = 0;         // of the graph's copies of tensors
 };
 
 }  // namespace
 
-Graph load_graph(const uint8_t* data, size_t size, bool check_hash) {
-  return Loader(read_container(data, size, check_hash)).load();
+Graph load_graph(const uint8_t* data, size_t size, const LoadOptions& options) {
+  return Loader(read_container(data, size, options.limits, options.check_hash), options).load();
 }
 
 const char* kind_name(const Op& op) {

@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "activation.h"
+#include "limits.h"
 
 namespace unflip {
 
@@ -119,6 +121,7 @@ struct Op {
 struct Output {
   std::string name;
   int value = 0;
+  bool pixels = false;  // a value of C x 1 x 1 is an image of one pixel, not a vector
 };
 
 // What the user's model returned, so that bindings can return the same structure.
@@ -136,9 +139,17 @@ struct Graph {
   bool is_code(int value) const { return value > 0 && ops[value - 1].kind == OpKind::Quantize; }
 };
 
+struct LoadOptions {
+  Limits limits;
+  bool check_hash = true;  // false is for fuzzing: a mutated file's hash is always wrong
+  // Called before any tensor is copied, with the memory for the file and the graph. The graph has all shapes, but each of its
+  // vectors of numbers has at most one element: the first one that is not 0, if there is one. May throw to refuse the graph.
+  std::function<void(const Graph& without_tensors, Size memory)> measure;
+};
+
 // Reads a .unflip file's bytes and checks every rule of docs/format.md. Throws std::runtime_error with the op, the field and the
-// accepted values. check_hash = false is for fuzzing: a mutated file's hash is always wrong.
-Graph load_graph(const uint8_t* data, size_t size, bool check_hash = true);
+// accepted values.
+Graph load_graph(const uint8_t* data, size_t size, const LoadOptions& options = {});
 
 const char* kind_name(const Op& op);  // as in the file: "max_pool"; for an activation its function
 

@@ -258,6 +258,15 @@ const Json* Json::find(std::string_view key) const {
   return nullptr;
 }
 
+int64_t json_memory(std::string_view text) {
+  // Every value except the first follows one of these, and every key precedes a colon. Vectors and strings that grow have their
+  // old and their doubled memory at the same time.
+  const auto separators = std::count_if(text.begin(), text.end(), [](char c) { return c == '[' || c == '{' || c == ','; });
+  const auto keys = std::count(text.begin(), text.end(), ':');
+  const int64_t each = sizeof(Json) * (separators + 1) + (sizeof(std::string) + sizeof(std::string_view)) * keys;
+  return 3 * (each + static_cast<int64_t>(text.size()));
+}
+
 Json parse_json(std::string_view text) { return Parser(text).document(); }
 
 const char* type_name(Json::Type type) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,9 @@ struct Json {
 
 // Throws std::runtime_error with the problem and its byte position.
 Json parse_json(std::string_view text);
+
+// A bound on the memory that the tree takes, known before parsing.
+int64_t json_memory(std::string_view text);
 
 // "an object", "a string", ...
 const char* type_name(Json::Type type);

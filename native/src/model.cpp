@@ -1,8 +1,10 @@
 // The C API (unflip.h): files, errors as text, and workspaces for many threads that run one model at the same time.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -13,6 +15,7 @@
 
 #include "engine.h"
 #include "graph.h"
+#include "printable.h"
 #include "thread_pool.h"
 #include "unflip.h"
 
@@ -29,6 +32,7 @@ struct unflip_model {
   std::unique_ptr<Engine> engine;
   std::unique_ptr<ThreadPool> pool;  // null if there is only one thread
   int threads = 1;
+  unflip::Needs needs;
   std::vector<std::string> names;
   std::mutex mutex;
   std::vector<std::unique_ptr<Workspace>> idle;
@@ -38,7 +42,6 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr uintmax_t kMaxFile = uintmax_t{1} << 31;
-constexpr size_t kMaxWorkspace = size_t{1} << 34;  // a graph of a few hundred bytes can request any amount
 
 thread_local std::string error_text;
 
@@ -50,7 +53,7 @@ Result guarded(Result on_error, Action action) noexcept {
   } catch (const std::bad_alloc&) {
     error_text = "not enough memory";
   } catch (const std::exception& error) {
-    error_text = error.what();
+    error_text = unflip::printable(error.what());  // it may quote the file
   } catch (...) {
     error_text = "unknown error";
   }
@@ -59,13 +62,14 @@ Result guarded(Result on_error, Action action) noexcept {
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
-std::vector<uint8_t> read_file(const fs::path& path) {
+std::vector<uint8_t> read_file(const fs::path& path, const unflip::Limits& limits) {
   const fs::file_status status = fs::status(path);
   if (!fs::exists(status)) fail("the file does not exist");
   if (fs::is_directory(status)) fail("this is a folder, not a file");
   if (!fs::is_regular_file(status)) fail("this is not a regular file");
   const uintmax_t size = fs::file_size(path);
   if (size > kMaxFile) fail("larger than 2^31 bytes");
+  unflip::check_memory(static_cast<int64_t>(size), limits);
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
   if (!file) fail("it cannot be opened");
   std::vector<uint8_t> data(static_cast<size_t>(size));
@@ -93,12 +97,31 @@ std::string chosen_isa() {
   fail(std::string("UNFLIP_ISA is '") + wanted + "', but this CPU and build support only " + all);
 }
 
-unflip_model* make_model(const uint8_t* data, size_t size, int threads) {
+int64_t checked_limit(uint64_t wanted, int64_t otherwise) {
+  if (wanted == 0) return otherwise;
+  return static_cast<int64_t>(std::min<uint64_t>(wanted, std::numeric_limits<int64_t>::max() - 1));
+}
+
+unflip::Limits limits_of(const unflip_limits* given) {
+  unflip::Limits limits;
+  if (given == nullptr) return limits;
+  limits.memory = checked_limit(given->max_memory, limits.memory);
+  limits.work = checked_limit(given->max_work, limits.work);
+  return limits;
+}
+
+unflip_model* make_model(const uint8_t* data, size_t size, int threads, const unflip::Limits& limits) {
   auto model = std::make_unique<unflip_model>();
   model->threads = checked_threads(threads);
   const std::string isa = chosen_isa();
-  model->engine = Engine::create(unflip::load_graph(data, size), isa, model->threads);
-  if (model->engine->workspace_bytes() > kMaxWorkspace) fail("a run would need more than 2^34 bytes of memory");
+  unflip::LoadOptions options;
+  options.limits = limits;
+  options.measure = [&](const unflip::Graph& graph, unflip::Size memory) {
+    model->needs = Engine::needs(graph, isa, model->threads);
+    model->needs.load_memory += memory;
+    unflip::check_limits(model->needs, limits);
+  };
+  model->engine = Engine::create(unflip::load_graph(data, size, options), isa, model->threads);
   if (model->threads > 1) model->pool = std::make_unique<ThreadPool>(model->threads);
   for (const unflip::Op& op : model->engine->graph().ops) model->names.push_back(unflip::kind_name(op) + (" " + op.name));
   return model.release();
@@ -134,19 +157,21 @@ class Lease {
   std::unique_ptr<Workspace> workspace_;
 };
 
-// Comparisons with NaN are false, so NaN would silently become a bit: -1 in one network, 0 in another.
-void refuse_nan(const float* input, int batch, const unflip::Shape& shape) {
+// Comparisons with NaN are false, so NaN would silently become a bit: -1 in one network, 0 in another. An infinity becomes NaN in
+// the first sum of two of them.
+void refuse_not_finite(const float* input, int batch, const unflip::Shape& shape) {
   const int64_t size = shape.size();
   for (int64_t sample = 0; sample < batch; ++sample) {
     const float* values = input + sample * size;
     bool found = false;  // no branch in the loop, so that it runs at the speed of memory
-    for (int64_t i = 0; i < size; ++i) found |= values[i] != values[i];
+    for (int64_t i = 0; i < size; ++i) found |= values[i] - values[i] != 0;  // NaN for both, which differs from 0
     if (!found) continue;
     int64_t at = 0;
-    while (!std::isnan(values[at])) ++at;
+    while (std::isfinite(values[at])) ++at;
     const int64_t column = at % shape.width, row = at / shape.width % shape.height, channel = at / shape.width / shape.height;
-    fail("the input has a NaN: sample " + std::to_string(sample) + ", channel " + std::to_string(channel) + ", row " +
-         std::to_string(row) + ", column " + std::to_string(column));
+    fail(std::string("the input has ") + (std::isnan(values[at]) ? "a NaN" : "an infinity") + ": sample " +
+         std::to_string(sample) + ", channel " + std::to_string(channel) + ", row " + std::to_string(row) + ", column " +
+         std::to_string(column));
   }
 }
 
@@ -162,7 +187,7 @@ int run_outputs(unflip_model* model, const float* input, int batch, float* const
     for (int i = 0; i < unflip_outputs(model); ++i)
       if (outputs[i] == nullptr) fail("outputs[" + std::to_string(i) + "] must not be NULL");
     if (batch < 1) fail("the batch must be 1 or more, not " + std::to_string(batch));
-    refuse_nan(input, batch, model->engine->graph().input);
+    refuse_not_finite(input, batch, model->engine->graph().input);
     Lease lease(*model);
     model->engine->run(input, outputs, batch, lease.workspace(), model->pool.get(), seconds);
     return 0;
@@ -179,7 +204,17 @@ int run(unflip_model* model, const float* input, int batch, float* output, doubl
 }
 
 void copy_shape(const unflip::Shape& from, int shape[3]) {
+  if (shape == nullptr) fail("shape must not be NULL");
   shape[0] = from.channels, shape[1] = from.height, shape[2] = from.width;
+}
+
+// A property of a model, or `on_error` if the model is NULL.
+template <typename Result, typename Get>
+Result property(const unflip_model* model, Result on_error, Get get) noexcept {
+  return guarded(on_error, [&] {
+    if (model == nullptr) fail("model must not be NULL");
+    return static_cast<Result>(get(*model));
+  });
 }
 
 }  // namespace
@@ -189,61 +224,101 @@ extern "C" {
 const char* unflip_error(void) { return error_text.c_str(); }
 const char* unflip_version(void) { return UNFLIP_VERSION; }
 
-unflip_model* unflip_load(const char* path, int threads) {
+unflip_model* unflip_load(const char* path, int threads, const unflip_limits* limits) {
   return guarded(static_cast<unflip_model*>(nullptr), [&] {
     if (path == nullptr) fail("the path must not be NULL");
     try {
-      const std::vector<uint8_t> data = read_file(path);
-      return make_model(data.data(), data.size(), threads);
+      const unflip::Limits checked = limits_of(limits);
+      const std::vector<uint8_t> data = read_file(path, checked);
+      return make_model(data.data(), data.size(), threads, checked);
     } catch (const std::runtime_error& error) {
       throw std::runtime_error(std::string(path) + ": " + error.what());
     }
   });
 }
 
-unflip_model* unflip_load_memory(const void* data, size_t size, int threads) {
+unflip_model* unflip_load_memory(const void* data, size_t size, int threads, const unflip_limits* limits) {
   return guarded(static_cast<unflip_model*>(nullptr), [&] {
     if (data == nullptr && size > 0) fail("the data must not be NULL");
-    return make_model(static_cast<const uint8_t*>(data), size, threads);
+    return make_model(static_cast<const uint8_t*>(data), size, threads, limits_of(limits));
   });
 }
 
 void unflip_free(unflip_model* model) { delete model; }
 
-void unflip_input_shape(const unflip_model* model, int shape[3]) { copy_shape(model->engine->graph().input, shape); }
+uint64_t unflip_memory_needed(const unflip_model* model) {
+  return property<uint64_t>(model, 0, [](const unflip_model& m) { return m.needs.memory().value(); });
+}
 
-int unflip_output_shape(const unflip_model* model, int shape[3]) {
-  copy_shape({}, shape);
-  return guarded(1, [&] {
-    refuse_several(model, "unflip_shape_of_output");
-    return unflip_shape_of_output(model, 0, shape);
+uint64_t unflip_work_needed(const unflip_model* model) {
+  return property<uint64_t>(model, 0, [](const unflip_model& m) { return m.needs.run_work.value(); });
+}
+
+size_t unflip_printable(const char* text, char* to, size_t size) {
+  return guarded(static_cast<size_t>(-1), [&] {
+    if (text == nullptr || (to == nullptr && size > 0)) fail("text and its copy must not be NULL");
+    const std::string safe = unflip::printable(text);
+    if (size == 0) return safe.size();
+    const size_t count = std::min(safe.size(), size - 1);
+    std::copy(safe.begin(), safe.begin() + static_cast<std::ptrdiff_t>(count), to);
+    to[count] = '\0';
+    return safe.size();
   });
 }
 
-int unflip_outputs(const unflip_model* model) { return static_cast<int>(model->engine->graph().outputs.size()); }
-
-const char* unflip_output_name(const unflip_model* model, int output) {
-  return output >= 0 && output < unflip_outputs(model) ? model->engine->graph().outputs[static_cast<size_t>(output)].name.c_str()
-                                                       : "";
-}
-
-int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]) {
-  copy_shape({}, shape);
-  return guarded(1, [&] {
-    const int count = unflip_outputs(model);
-    if (output < 0 || output >= count)
-      fail("output must be 0 .. " + std::to_string(count - 1) + ", not " + std::to_string(output));
-    copy_shape(model->engine->graph().output_shape(static_cast<size_t>(output)), shape);
+int unflip_input_shape(const unflip_model* model, int shape[3]) {
+  return property(model, 1, [&](const unflip_model& m) {
+    copy_shape(m.engine->graph().input, shape);
     return 0;
   });
 }
 
+int unflip_output_shape(const unflip_model* model, int shape[3]) {
+  return property(model, 1, [&](const unflip_model& m) {
+    copy_shape({}, shape);
+    refuse_several(&m, "unflip_shape_of_output");
+    return unflip_shape_of_output(&m, 0, shape);
+  });
+}
+
+int unflip_outputs(const unflip_model* model) {
+  return property(model, 0, [](const unflip_model& m) { return m.engine->graph().outputs.size(); });
+}
+
+const char* unflip_output_name(const unflip_model* model, int output) {
+  return property(model, "", [&](const unflip_model& m) {
+    const auto& outputs = m.engine->graph().outputs;
+    return output >= 0 && static_cast<size_t>(output) < outputs.size() ? outputs[static_cast<size_t>(output)].name.c_str() : "";
+  });
+}
+
+int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]) {
+  return property(model, 1, [&](const unflip_model& m) {
+    copy_shape({}, shape);
+    const int count = unflip_outputs(&m);
+    if (output < 0 || output >= count)
+      fail("output must be 0 .. " + std::to_string(count - 1) + ", not " + std::to_string(output));
+    copy_shape(m.engine->graph().output_shape(static_cast<size_t>(output)), shape);
+    return 0;
+  });
+}
+
+int unflip_output_dims(const unflip_model* model, int output) {
+  return property(model, 0, [&](const unflip_model& m) {
+    int shape[3];
+    if (unflip_shape_of_output(&m, output, shape) != 0) return 0;
+    return shape[1] == 1 && shape[2] == 1 && !m.engine->graph().outputs[static_cast<size_t>(output)].pixels ? 1 : 3;
+  });
+}
+
 const char* unflip_structure(const unflip_model* model) {
-  switch (model->engine->graph().structure) {
-    case unflip::Structure::Tuple: return "tuple";
-    case unflip::Structure::Dict: return "dict";
-    default: return "tensor";
-  }
+  return property(model, "", [](const unflip_model& m) {
+    switch (m.engine->graph().structure) {
+      case unflip::Structure::Tuple: return "tuple";
+      case unflip::Structure::Dict: return "dict";
+      default: return "tensor";
+    }
+  });
 }
 
 int unflip_run(unflip_model* model, const float* input, int batch, float* output) {
@@ -262,15 +337,30 @@ int unflip_profile_outputs(unflip_model* model, const float* input, int batch, f
   return run_outputs(model, input, batch, outputs, seconds);
 }
 
-int unflip_ops(const unflip_model* model) { return static_cast<int>(model->names.size()); }
-
-const char* unflip_op_name(const unflip_model* model, int op) {
-  return op >= 0 && op < unflip_ops(model) ? model->names[static_cast<size_t>(op)].c_str() : "";
+int unflip_ops(const unflip_model* model) {
+  return property(model, 0, [](const unflip_model& m) { return m.names.size(); });
 }
 
-const char* unflip_preprocess(const unflip_model* model) { return model->engine->graph().preprocess.c_str(); }
-const char* unflip_labels(const unflip_model* model) { return model->engine->graph().labels.c_str(); }
-const char* unflip_isa(const unflip_model* model) { return model->engine->isa().c_str(); }
-int unflip_threads(const unflip_model* model) { return model->threads; }
+const char* unflip_op_name(const unflip_model* model, int op) {
+  return property(model, "", [&](const unflip_model& m) {
+    return op >= 0 && static_cast<size_t>(op) < m.names.size() ? m.names[static_cast<size_t>(op)].c_str() : "";
+  });
+}
+
+const char* unflip_preprocess(const unflip_model* model) {
+  return property(model, "", [](const unflip_model& m) { return m.engine->graph().preprocess.c_str(); });
+}
+
+const char* unflip_labels(const unflip_model* model) {
+  return property(model, "", [](const unflip_model& m) { return m.engine->graph().labels.c_str(); });
+}
+
+const char* unflip_isa(const unflip_model* model) {
+  return property(model, "", [](const unflip_model& m) { return m.engine->isa().c_str(); });
+}
+
+int unflip_threads(const unflip_model* model) {
+  return property(model, 0, [](const unflip_model& m) { return m.threads; });
+}
 
 }  // extern "C"

@@ -15,6 +15,7 @@ constexpr uint64_t kMaxFile = uint64_t{1} << 31;
 constexpr uint64_t kMaxHeader = 100'000'000;  // safetensors' own limit
 constexpr size_t kMaxName = 4096;
 constexpr size_t kHashDigits = 64;
+constexpr int64_t kTensorBytes = 512;  // of its entries in tables, without its name
 
 // What the user can do. src/unflip/packing/file.py has the same messages for the same files.
 const std::string kMake = "; make a packed network with 'unflip pack'";
@@ -148,12 +149,15 @@ const Json& checked_metadata(const Json& header) {
 
 }  // namespace
 
-Container read_container(const uint8_t* data, size_t size, bool check_hash) {
+Container read_container(const uint8_t* data, size_t size, const Limits& limits, bool check_hash) {
   const uint64_t length = header_length(data, size);
   const uint64_t room = size - 8 - length;
+  const std::string_view text(reinterpret_cast<const char*>(data) + 8, static_cast<size_t>(length));
+  const Size memory = Size(static_cast<int64_t>(size)) + json_memory(text);
+  check_memory(memory, limits);
   Json header;
   try {
-    header = parse_json({reinterpret_cast<const char*>(data) + 8, static_cast<size_t>(length)});
+    header = parse_json(text);
   } catch (const std::runtime_error& error) {
     fail(std::string("not a packed network, or a damaged one: its header is ") + error.what() + kAgain);
   }
@@ -161,6 +165,8 @@ Container read_container(const uint8_t* data, size_t size, bool check_hash) {
   if (check_hash) check_hash_digits(data, size, header, room, *metadata.find("sha256"));
 
   Container container;
+  container.memory = memory + kTensorBytes * Size(static_cast<int64_t>(header.keys.size()));
+  check_memory(container.memory, limits);
   container.graph = metadata.find("graph")->string;
   std::vector<std::pair<uint64_t, uint64_t>> spans;
   for (size_t i = 0; i < header.keys.size(); ++i) {

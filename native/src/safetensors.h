@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "limits.h"
+
 namespace unflip {
 
 enum class Dtype { F32, U8 };
@@ -22,10 +24,11 @@ struct Tensor {
 struct Container {
   std::string graph;  // JSON
   std::unordered_map<std::string, Tensor> tensors;
+  Size memory;  // bound on the peak so far: the file, its header and the table of tensors
 };
 
 // Checks sizes, the table of tensors, format, version and, with check_hash, the SHA-256. Throws std::runtime_error.
 // The tensors point into data, which must outlive them.
-Container read_container(const uint8_t* data, size_t size, bool check_hash = true);
+Container read_container(const uint8_t* data, size_t size, const Limits& limits, bool check_hash);
 
 }  // namespace unflip

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "allocations.h"
 #include "engine.h"
 #include "thread_pool.h"
 
@@ -1001,12 +1002,27 @@ std::vector<float> plain_conv(const Graph& graph, const std::vector<float>& inpu
   return sums;
 }
 
+// Whether the memory of loading and running stays below the bounds computed before.
+bool within_needs(const Graph& graph, const std::string& isa, int threads) {
+  const Needs needs = Engine::needs(graph, isa, threads);
+  Graph moved = graph;
+  std::unique_ptr<Engine> engine;
+  const int64_t loading = allocations::peak_of([&] { engine = Engine::create(std::move(moved), isa, threads); });
+  const int64_t running = static_cast<int64_t>(engine->workspace_bytes());
+  if (loading <= needs.load_memory.value() && running <= needs.run_memory.value()) return true;
+  std::printf("%s with %d threads: loading takes %lld bytes (bound %lld), running %lld (bound %lld)\n%s", isa.c_str(), threads,
+              static_cast<long long>(loading), static_cast<long long>(needs.load_memory.value()), static_cast<long long>(running),
+              static_cast<long long>(needs.run_memory.value()), describe(graph).c_str());
+  return false;
+}
+
 // The outputs of a graph on all instruction sets, with one and three threads, concatenated. Empty if they differ.
 std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, int batch, Random& r) {
   static ThreadPool pool(3);
   std::vector<float> first;
   for (const std::string& isa : all_sets())
     for (int threads : {1, 3}) {
+      if (!within_needs(graph, isa, threads)) return {};
       std::unique_ptr<Engine> engine = Engine::create(graph, isa, threads);
       auto workspace = engine->workspace();
       std::vector<float> output(output_size(graph) * batch, -77.f);

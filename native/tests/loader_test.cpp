@@ -4,9 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "allocations.h"
 #include "json.h"
+#include "limits.h"
+#include "printable.h"
 #include "safetensors.h"
 #include "sha256.h"
+#include "sizes.h"
 
 using namespace unflip;
 
@@ -122,9 +126,55 @@ void check_refusals() {
   expect(error_of(deep).find("deep") != std::string::npos, "depth");
 }
 
+void check_printable() {
+  expect(printable("conv 'layer1.0' \xC3\xA9\xE2\x82\xAC") == "conv 'layer1.0' \xC3\xA9\xE2\x82\xAC", "text stays as it is");
+  expect(printable("\x1B[31m\r\n\x7F") == "\\x1b[31m\\x0d\\x0a\\x7f", "control characters");
+  const std::string invisible = "\xC2\x9B\xE2\x80\xAE\xEF\xBB\xBF\xF3\xA0\x80\x81";
+  expect(printable(invisible) == "\\x9b\\u202e\\ufeff\\U000e0001", "invisible characters");
+  expect(printable("a\xFF\xC3") == "a\\xff\\xc3", "bytes that are not UTF-8");
+}
+
+std::string refusal_of(const Needs& needs, const Limits& limits) {
+  try {
+    check_limits(needs, limits);
+    return "";
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+}
+
+void check_sizes() {
+  const Size large = Size(Size::kMost / 2);
+  expect((large + large + large).value() == Size::kMost, "a sum stops at the largest number");
+  expect((large * 3).value() == Size::kMost && (large * 3 / 2).value() == Size::kMost, "a product does too");
+  expect((Size(6) * 7 + 1).value() == 43, "other numbers are exact");
+  Needs needs;
+  needs.load_memory = 1000, needs.run_memory = 234'567, needs.run_work = 5000;
+  expect(refusal_of(needs, {}).empty(), "within the limits");
+  const std::string memory = refusal_of(needs, {235'566, 5000});
+  expect(memory.find("235,567 bytes of memory; the limit is 235,566") != std::string::npos, memory);
+  expect(memory.find("max_memory") != std::string::npos, memory);
+  const std::string work = refusal_of(needs, {235'567, 4999});
+  expect(work.find("5,000 units of work; the limit is 4,999") != std::string::npos, work);
+  expect(work.find("max_work") != std::string::npos, work);
+}
+
+void check_json_memory() {
+  std::string many = "[1";
+  for (int i = 0; i < 1000; i++) many += ",[{\"key\":\"\"}]";
+  many += "]";
+  Json tree;
+  const int64_t peak = allocations::peak_of([&] { tree = parse_json(many); });
+  expect(peak <= json_memory(many), "the bound on a tree's memory holds");
+  expect(peak > 0 && json_memory(many) < 10 * peak, "and is not far off");
+}
+
 }  // namespace
 
 int main() {
+  check_printable();
+  check_sizes();
+  check_json_memory();
   check_sha256();
   check_values();
   check_refusals();

@@ -1,5 +1,7 @@
 """Networks as users write them: functional calls, shared layers, concatenation, views, in-place operations."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import unflip
-from unflip.packing import make_packed
+from unflip.packing import CannotPack, make_packed
+from unflip.packing.check import _compare, _sensitivity
+from unflip.packing.file import Packed
 from unflip.packing.ir import affine, clamp, merged, prelu
+from unflip.packing.reference import run_op
 
 
 class Inner(nn.Module):
@@ -286,3 +291,24 @@ def test_layers_that_are_called_are_not_warned_of(recwarn):
     make_packed(called, torch.randn(2, 3, 8, 8))
     unflip.cost(called, torch.randn(2, 3, 8, 8))
     assert not [w for w in recwarn if "does not call" in str(w.message)]
+
+
+def test_values_that_cancel_out():
+    """The mean of normalized values is 0, up to rounding. The error is compared with the inputs of the mean."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        layers = [nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        make_packed(nn.Sequential(*layers, nn.Linear(8, 2)), torch.randn(2, 3, 9, 9))
+        make_packed(
+            nn.Sequential(*layers[:2], nn.AvgPool2d(7), nn.Flatten()), torch.randn(2, 3, 9, 9)
+        )
+
+
+def test_differences_are_compared_with_an_ops_inputs():
+    op, packed = {"op": "mean", "name": "m", "inputs": [0]}, Packed({}, {})
+    values = [F.instance_norm(torch.randn(2, 8, 30, 30))]
+    exact = run_op(op, packed.tensors, values)
+    allowed = partial(_sensitivity, op, packed, values)
+    _compare("mean", exact + 1e-7, exact, allowed)
+    with pytest.raises(CannotPack, match="differs from the model at mean"):
+        _compare("mean", exact + 1e-5, exact, allowed)

@@ -219,3 +219,34 @@ def test_a_graph_that_contradicts_itself() -> None:
             outputs_of({**graph, **wrong})
     with pytest.raises(PackedFileError, match="either 'output' or"):
         outputs_of({key: value for key, value in graph.items() if key != "outputs"})
+
+
+@pytest.mark.parametrize("container", ["tensor", "tuple", "dict"])
+def test_an_image_of_one_pixel_keeps_its_shape(tmp_path: Any, container: str) -> None:
+    """(N, C, 1, 1) is not (N, C)."""
+
+    class Pixel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            pixel = self.conv(x)
+            if container == "tensor":
+                return pixel
+            both = {"pixel": pixel, "vector": pixel.flatten(1)}
+            return both if container == "dict" else tuple(both.values())
+
+    model, x = Pixel(), torch.randn(2, 3, 4, 4)
+    unflip.pack(model, x, tmp_path / "x.unflip")
+    right, loaded = model(x), unflip.load(tmp_path / "x.unflip")
+    found = loaded(x)
+    if container == "tensor":
+        right, found = [right], [found]
+    elif container == "dict":
+        right, found = right.values(), found.values()
+    for a, b in zip(found, right, strict=True):
+        assert a.shape == b.shape
+        assert torch.allclose(a, b, atol=1e-5)
+    assert next(iter(loaded.output_shapes.values())) == (5, 1, 1)
+    assert loaded(x[0]) is not None

@@ -231,5 +231,24 @@ def test_hooks_that_change_values_are_noticed():
 
 
 def test_what_readers_would_refuse_is_not_written():
-    with pytest.raises(CannotPack, match=r"is 65600 × 1 × 1; each size must be at most 65,536"):
-        make_packed(nn.Flatten(), torch.randn(1, 41, 40, 40))
+    with pytest.raises(CannotPack, match=r"is 1049600 × 1 × 1; .* at most 1,048,576 channels"):
+        make_packed(nn.Flatten(), torch.randn(1, 41, 160, 160))
+    with pytest.raises(
+        CannotPack, match=r"is 1 × 65537 × 1; .* heights and widths of at most 65,536"
+    ):
+        make_packed(nn.ZeroPad2d((0, 0, 0, 1)), torch.randn(1, 1, 65_536, 1))
+
+
+def test_more_features_than_pixels_along_a_side(tmp_path):
+    """The format allows 1,048,576 channels, for flattened images and for vectors."""
+    model, example = nn.Sequential(nn.Flatten(), nn.Linear(65_600, 2)), torch.randn(1, 41, 40, 40)
+    pack(model, example, tmp_path / "x")
+    found = unflip.load(tmp_path / "x")(example)
+    assert torch.allclose(found, model(example), atol=1e-4)
+    pack(model[1], example.flatten(1), tmp_path / "y")
+    assert unflip.load(tmp_path / "y").input_shape == (65_600, 1, 1)
+
+
+def test_labels_are_not_one_string():
+    with pytest.raises(CannotPack, match="labels='abcde' must be a list of strings"):
+        make_packed(nn.Conv2d(4, 5, 1), IMAGE, labels="abcde")

@@ -199,14 +199,26 @@ def test_nothing_is_copied_below_either(files: Files) -> None:
     network.run(x, good)
 
 
-def test_nan_is_refused_with_its_place(files: Files) -> None:
-    model = unflip.load(files["residual"], threads=2)
-    x = some_input(model)
-    x[2, 1, 4, 5] = np.nan
-    with pytest.raises(ValueError, match="NaN: sample 2, channel 1, row 4, column 5"):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nan_and_infinities_are_refused_with_their_place(
+    files: Files,
+    instruction_sets: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+) -> None:
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        model = unflip.load(files["residual"], threads)
+        x = some_input(model)
         model(x)
-    x[2, 1, 4, 5] = np.inf
-    model(x)
+        for wrong, what in ((np.nan, "a NaN"), (np.inf, "an infinity"), (-np.inf, "an infinity")):
+            x[2, 1, 4, 5] = wrong
+            place = f"{what}: sample 2, channel 1, row 4, column 5"
+            for call in (model, model.profile):
+                with pytest.raises(ValueError, match=place):
+                    call(x)
+        x[2, 1, 4, 5] = np.finfo(np.float32).max  # large, but a number
+        model(x)
 
 
 # --- many at once

@@ -5,12 +5,16 @@
 #include <vector>
 
 #include "epilogue.h"
+#include "window.h"
 
 namespace unflip {
 
 // Whether a convolution uses one of the first two implementations below (the second, if the kernels have it). Both need the
 // border of the code in memory.
 bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const Kernels& kernels);
+
+// Whether look-up pairs rows of the code. Otherwise it pairs copies of windows.
+bool pairs_rows(const Window& window, int groups);
 
 // Whether popcount would copy windows of only a few bytes. Then look-up, which copies none, is up to twice as fast.
 bool small_groups(const Op& op, const Shape& in);

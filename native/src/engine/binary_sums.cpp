@@ -1,7 +1,6 @@
 #include "binary_sums.h"
 
 #include <cmath>
-#include <stdexcept>
 
 #include "../kernels/kernels.h"
 
@@ -53,8 +52,8 @@ CodeUnits code_units(const Quantizer& q) {
 BinarySums::BinarySums(const Convolution& conv, const Quantizer& quantizer, const Window& window)
     : bases_(conv.bases), planes_(quantizer.planes()), filters_(conv.filters), stride_(padded(conv.filters)),
       depth_(int64_t{conv.channels} * conv.kernel.h * conv.kernel.w), kernel_(window.kernel), units_(code_units(quantizer)) {
-  if (depth_ * (units_.whole ? units_.largest : 1) >= int64_t{1} << 31)
-    throw std::runtime_error("a binary convolution's sums do not fit 32 bits");
+  // Sums must fit 32 bits, also before differences are subtracted. Numbers per plane always do (the loader limits the depth).
+  if (depth_ * units_.largest >= int64_t{1} << 30) units_.whole = false;
   needs_signs_ = quantizer.offset != 0;
   count_signs(conv);
   make_coefficients(conv, quantizer);
@@ -67,16 +66,18 @@ void BinarySums::count_signs(const Convolution& conv) {
   const int taps = kernel_.h * kernel_.w;
   const int64_t row = int64_t{bases_} * stride_;
   ones_.assign(row, 0);
-  if (needs_signs_) prefix_.assign((kernel_.h + 1) * (kernel_.w + 1) * row, 0);
+  if (needs_signs_) prefix_.assign(int64_t{kernel_.h + 1} * (kernel_.w + 1) * row, 0);
   std::vector<int32_t> tap_sums(taps);
   for (int b = 0; b < bases_; b++)
     for (int o = 0; o < filters_; o++) {
       const int64_t column = int64_t{b} * stride_ + o, first = (int64_t{b} * filters_ + o) * depth_;
       tap_sums.assign(taps, 0);
-      for (int64_t k = 0; k < depth_; k++) {
-        bool plus = sign_bit(conv, first + k);
-        ones_[column] += plus;
-        tap_sums[k % taps] += plus ? 1 : -1;
+      int64_t bit = first;
+      for (int c = 0; c < conv.channels; c++)
+        for (int t = 0; t < taps; t++) tap_sums[t] += sign_bit(conv, bit++);
+      for (int32_t& sum : tap_sums) {
+        ones_[column] += sum;
+        sum = 2 * sum - conv.channels;
       }
       if (!needs_signs_) continue;
       auto at = [&](int r, int c) -> int32_t& { return prefix_[(int64_t{r} * (kernel_.w + 1) + c) * row + column]; };
@@ -114,12 +115,14 @@ void BinarySums::make_coefficients(const Convolution& conv, const Quantizer& qua
   if (needs_signs_) offset_times(quantizer.offset);
 }
 
-void BinarySums::inside_signs(Taps rows, Taps columns, int32_t* out) const {
-  const int64_t row = int64_t{bases_} * stride_;
-  auto corner = [&](int r, int c) { return &prefix_[(int64_t{r} * (kernel_.w + 1) + c) * row]; };
+void BinarySums::inside_signs(Taps rows, Taps columns, int32_t* out) const { inside_signs(rows, columns, 0, bases_, out); }
+
+void BinarySums::inside_signs(Taps rows, Taps columns, int first_base, int bases, int32_t* out) const {
+  const int64_t row = int64_t{bases_} * stride_, first = int64_t{first_base} * stride_, count = int64_t{bases} * stride_;
+  auto corner = [&](int r, int c) { return &prefix_[(int64_t{r} * (kernel_.w + 1) + c) * row + first]; };
   const int32_t *a = corner(rows.last, columns.last), *b = corner(rows.first, columns.last),
                 *c = corner(rows.last, columns.first), *d = corner(rows.first, columns.first);
-  for (int64_t i = 0; i < row; i++) out[i] = a[i] - b[i] - c[i] + d[i];
+  for (int64_t i = 0; i < count; i++) out[i] = a[i] - b[i] - c[i] + d[i];
 }
 
 void BinarySums::make_terms() {
@@ -143,11 +146,11 @@ void BinarySums::make_terms() {
 }
 
 void BinarySums::term_base(const SumTerm& term, Taps rows, Taps columns, float* out) const {
-  std::vector<int32_t> signs(int64_t{bases_} * stride_, 0);
-  if (needs_signs_) inside_signs(rows, columns, signs.data());
+  std::vector<int32_t> signs(stride_, 0);
+  if (needs_signs_) inside_signs(rows, columns, term.base, 1, signs.data());
   const int64_t first = int64_t{term.base} * stride_;
   for (int o = 0; o < stride_; o++)
-    out[o] = static_cast<float>(term.ones_times * ones_[first + o] + term.signs_times * signs[first + o]);
+    out[o] = static_cast<float>(term.ones_times * ones_[first + o] + term.signs_times * signs[o]);
 }
 
 int32_t BinarySums::window_number(const SumTerm& term, const int32_t* plane_sums) const {

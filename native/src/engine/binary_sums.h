@@ -74,6 +74,8 @@ class BinarySums {
                int count, float* sums) const;
 
  private:
+  // Only for some bases.
+  void inside_signs(Taps rows, Taps columns, int first_base, int bases, int32_t* out) const;
   void count_signs(const Convolution& conv);
   void make_coefficients(const Convolution& conv, const Quantizer& quantizer);
   void make_terms();

@@ -10,20 +10,32 @@ namespace {
 
 constexpr int kMostBorderClasses = 64;
 
-// The different sets of taps inside the image along one side, and the set of each position.
+// The different sets of taps inside the image along one side. Both ends of a set move in one direction, so positions with the
+// same set are neighbors.
 struct BorderClasses {
   std::vector<Taps> taps;
-  std::vector<int> of;
+  std::vector<int> last;  // the position after the last one of each set
 
+  // Stops if there are too many. The time does not depend on the number of positions.
   template <class TapsAt>
   BorderClasses(int positions, TapsAt taps_at) {
-    for (int i = 0; i < positions; i++) {
-      const Taps t = taps_at(i);
-      auto found = std::find(taps.begin(), taps.end(), t);
-      of.push_back(static_cast<int>(found - taps.begin()));
-      if (found == taps.end()) taps.push_back(t);
-      if (taps.size() > kMostBorderClasses) return;
+    for (int first = 0; first < positions && static_cast<int>(taps.size()) <= kMostBorderClasses; first = last.back()) {
+      taps.push_back(taps_at(first));
+      int same = first, other = positions;  // binary search
+      while (other - same > 1) {
+        const int middle = same + (other - same) / 2;
+        (taps_at(middle) == taps.back() ? same : other) = middle;
+      }
+      last.push_back(other);
     }
+  }
+
+  // The class of each position.
+  std::vector<int> of() const {
+    std::vector<int> classes;
+    classes.reserve(last.empty() ? 0 : last.back());
+    for (size_t i = 0; i < last.size(); i++) classes.resize(last[i], static_cast<int>(i));
+    return classes;
   }
 };
 
@@ -51,9 +63,11 @@ int32_t ones_in(const uint8_t* bytes, int count) {
 
 }  // namespace
 
-bool few_border_classes(const Window& window) {
-  return row_classes(window).taps.size() * column_classes(window).taps.size() <= kMostBorderClasses;
+int border_classes(const Window& window) {
+  return static_cast<int>(row_classes(window).taps.size() * column_classes(window).taps.size());
 }
+
+bool few_border_classes(const Window& window) { return border_classes(window) <= kMostBorderClasses; }
 
 // Builds tables of everything that depends only on which taps are inside the image.
 CountEpilogue::CountEpilogue(const Window& window, const BinarySums& sums, const Epilogue& epilogue, int input,
@@ -62,6 +76,10 @@ CountEpilogue::CountEpilogue(const Window& window, const BinarySums& sums, const
   const BorderClasses rows = row_classes(window), columns = column_classes(window);
   const int row_count = sums.counts_border() ? static_cast<int>(rows.taps.size()) : 1;
   const int column_count = sums.counts_border() ? static_cast<int>(columns.taps.size()) : 1;
+  size_t rows_of_table = 0;
+  for (const SumTerm& term : sums.terms())
+    if (!term.of_window) rows_of_table += term.signs_times ? static_cast<size_t>(row_count) * column_count : 1;
+  base_table_.reserve(rows_of_table * sums.stride());
   for (const SumTerm& term : sums.terms()) {
     if (term.of_window) {
       window_terms_++;
@@ -76,9 +94,11 @@ CountEpilogue::CountEpilogue(const Window& window, const BinarySums& sums, const
   }
   for (int32_t multiple : sums.multiples()) multiples_.push_back(static_cast<float>(multiple));
   class_of_.assign(epilogue.pixels(), 0);
-  if (sums.counts_border())
-    for (int i = 0; i < epilogue.pixels(); i++)
-      class_of_[i] = static_cast<uint16_t>(rows.of[i / window.out.width] * column_count + columns.of[i % window.out.width]);
+  if (!sums.counts_border()) return;
+  const std::vector<int> row_class = rows.of(), column_class = columns.of();
+  uint16_t* to = class_of_.data();
+  for (int row : row_class)
+    for (int column : column_class) *to++ = static_cast<uint16_t>(row * column_count + column);
 }
 
 void CountEpilogue::run(const RunContext& context, const Strip& strip) const {

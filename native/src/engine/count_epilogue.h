@@ -8,7 +8,10 @@
 
 namespace unflip {
 
-// Whether the number of different borders is small enough for a table.
+// The number of different borders, or a larger number than the largest allowed one.
+int border_classes(const Window& window);
+
+// Whether that is small enough for a table.
 bool few_border_classes(const Window& window);
 
 class CountEpilogue {

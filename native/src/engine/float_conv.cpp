@@ -12,21 +12,29 @@
 namespace unflip {
 namespace {
 
-// filters x channels x kernel, from float or binary weights.
-std::vector<float> dense_weights(const Convolution& conv) {
-  if (!conv.bases) return conv.weight;
-  const int64_t per_filter = int64_t{conv.channels} * conv.kernel.h * conv.kernel.w;
-  std::vector<float> weight(conv.filters * per_filter);
-  for (int64_t i = 0; i < static_cast<int64_t>(weight.size()); i++) {
-    const int filter = static_cast<int>(i / per_filter);
-    double sum = conv.offset.empty() ? 0.0 : conv.offset[conv.offset.size() == 1 ? 0 : filter];
+// One filter's channels x kernel, from float or binary weights.
+void dense_filter(const Convolution& conv, int filter, float* to) {
+  const int64_t depth = int64_t{conv.channels} * conv.kernel.h * conv.kernel.w, first = filter * depth;
+  if (!conv.bases) {
+    std::copy(conv.weight.begin() + first, conv.weight.begin() + first + depth, to);
+    return;
+  }
+  const double offset = conv.offset.empty() ? 0.0 : conv.offset[conv.offset.size() == 1 ? 0 : filter];
+  for (int64_t i = 0; i < depth; i++) {
+    double sum = offset;
     for (int b = 0; b < conv.bases; b++) {
-      int64_t bit = b * static_cast<int64_t>(weight.size()) + i;
-      double scale = conv.scales[int64_t{b} * conv.filters + filter];
+      const int64_t bit = b * (conv.filters * depth) + first + i;
+      const double scale = conv.scales[int64_t{b} * conv.filters + filter];
       sum += conv.bits[bit / 8] >> (bit % 8) & 1 ? scale : -scale;
     }
-    weight[i] = static_cast<float>(sum);
+    to[i] = static_cast<float>(sum);
   }
+}
+
+std::vector<float> dense_weights(const Convolution& conv) {
+  const int64_t depth = int64_t{conv.channels} * conv.kernel.h * conv.kernel.w;
+  std::vector<float> weight(conv.filters * depth);
+  for (int o = 0; o < conv.filters; o++) dense_filter(conv, o, &weight[o * depth]);
   return weight;
 }
 
@@ -74,16 +82,20 @@ class FloatConv : public Task {
   int group_blocks() const { return (group_filters_ + kFloatBlock - 1) / kFloatBlock; }
 
   void pack(const Convolution& conv) {
-    const std::vector<float> dense = dense_weights(conv);
-    weights_.assign(groups_ * group_blocks() * depth() * kFloatBlock + kLanes, 0.f);
-    for (int o = 0; o < conv.filters; o++) {
-      const int f = o % group_filters_;
-      const int64_t block = int64_t{o / group_filters_} * group_blocks() + f / kFloatBlock;
-      float* packed = &weights_[block * depth() * kFloatBlock + f % kFloatBlock];
-      for (int t = 0; t < taps(); t++)
-        for (int c = 0; c < channels_; c++)
-          packed[(int64_t{t} * channels_ + c) * kFloatBlock] = dense[(int64_t{o} * channels_ + c) * taps() + t];
-    }
+    weights_.assign(int64_t{groups_} * group_blocks() * depth() * kFloatBlock + kLanes, 0.f);
+    std::vector<float> filters(depth() * kFloatBlock);
+    for (int g = 0; g < groups_; g++)
+      for (int b = 0; b < group_blocks(); b++) {
+        const int first = b * kFloatBlock, count = std::min(kFloatBlock, group_filters_ - first);
+        for (int f = 0; f < count; f++) dense_filter(conv, g * group_filters_ + first + f, &filters[f * depth()]);
+        pack_block(filters, count, &weights_[(int64_t{g} * group_blocks() + b) * depth() * kFloatBlock]);
+      }
+  }
+
+  void pack_block(const std::vector<float>& filters, int count, float* to) const {
+    for (int t = 0; t < taps(); t++)
+      for (int c = 0; c < channels_; c++, to += kFloatBlock)
+        for (int f = 0; f < count; f++) to[f] = filters[f * depth() + int64_t{c} * taps() + t];
   }
 
   // Decides where windows are read, and as which contiguous segments.

@@ -43,13 +43,6 @@ std::vector<Block> cut_in_blocks(int filters, int groups) {
   return blocks;
 }
 
-// Pairing rows wastes half a row if the height is odd. Copying windows costs as much as about four filters and does not support
-// groups.
-bool pairs_rows(const Window& window, int groups) {
-  const int height = window.out.height, filters = window.out.channels;
-  return window.kernel.w == 3 && height > 1 && (groups > 1 || height % 2 == 0 || 4 * height > filters);
-}
-
 class LookUpConv : public Task {
  public:
   LookUpConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
@@ -228,7 +221,7 @@ class LookUpConv : public Task {
   // The numbers of a pair's window.
   const uint16_t* numbers_at(const uint16_t* plane, int row, int column) const {
     if (!in_rows_) return plane + column * number_row_;
-    return plane + row * window_.stride.h * number_row_ + int64_t{column} * window_.stride.w * nibbles();
+    return plane + int64_t{row} * window_.stride.h * number_row_ + int64_t{column} * window_.stride.w * nibbles();
   }
 
   void run_strips(const RunContext& context, int job, int thread) const {
@@ -274,7 +267,7 @@ class LookUpConv : public Task {
           tile.pairs[0] = numbers_at(plane, row, start);
           if (!tile.adjacent)
             for (int i = 1; i < size; i++) tile.pairs[i] = numbers_at(plane, row, std::min(start + i, pair_columns_ - 1));
-          tile.counts = counts + (b * sums_.planes() + p) * counts_of_strip_ + (start - first) * 2 * block.filters;
+          tile.counts = counts + (int64_t{b} * sums_.planes() + p) * counts_of_strip_ + (start - first) * 2 * block.filters;
           kernels_.look_up_tile(tile);
         }
       }
@@ -328,6 +321,13 @@ bool knows_groups(const Convolution& conv, const Window& window, const Kernels& 
 }
 
 }  // namespace
+
+// Pairing rows wastes half a row if the height is odd. Copying windows costs as much as about four filters and does not support
+// groups.
+bool pairs_rows(const Window& window, int groups) {
+  const int height = window.out.height, filters = window.out.channels;
+  return window.kernel.w == 3 && height > 1 && (groups > 1 || height % 2 == 0 || 4 * height > filters);
+}
 
 bool looks_up(const Op& op, const Quantizer& quantizer, const Shape& in, const Kernels& kernels) {
   if (!kernels.prefer_look_up) return false;

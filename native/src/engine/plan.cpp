@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <stdexcept>
+#include <utility>
 
+#include "../sizes.h"
 #include "binary_conv.h"
 #include "float_conv.h"
 #include "window.h"
@@ -168,6 +171,7 @@ class Planner {
     return l;
   }
 
+  // At most 2^57: a code of 2^20 channels and 8 planes, 2^18 rows and columns with their border.
   int64_t bytes_of(int value) const {
     const ValueInfo& info = plan_.values[value];
     int64_t bytes = info.code ? info.layout.planes * info.layout.plane_bytes
@@ -197,20 +201,18 @@ class Planner {
     }
   }
 
-  // The smallest hole that is large enough, or the end.
+  // The smallest hole that is large enough (the first of those), or the end.
   void take(int value) {
     const int64_t bytes = bytes_of(value);
-    auto best = holes_.end();
-    for (auto h = holes_.begin(); h != holes_.end(); ++h)
-      if (h->second >= bytes && (best == holes_.end() || h->second < best->second)) best = h;
-    if (best == holes_.end()) {
+    const auto best = by_size_.lower_bound({bytes, 0});
+    if (best == by_size_.end()) {
       plan_.offset[value] = plan_.bytes;
-      plan_.bytes += bytes;
+      plan_.bytes = (Size(plan_.bytes) + bytes).value();
       return;
     }
-    const int64_t offset = best->first, size = best->second;
-    holes_.erase(best);
-    if (size > bytes) holes_[offset + bytes] = size - bytes;
+    const auto [size, offset] = *best;
+    remove_hole(holes_.find(offset));
+    if (size > bytes) add_hole(offset + bytes, size - bytes);
     plan_.offset[value] = offset;
   }
 
@@ -218,17 +220,29 @@ class Planner {
     auto next = holes_.lower_bound(offset);
     if (next != holes_.end() && next->first == offset + bytes) {
       bytes += next->second;
-      next = holes_.erase(next);
+      next = remove_hole(next);
     }
     if (next != holes_.begin()) {
       auto before = std::prev(next);
       if (before->first + before->second == offset) {
         offset = before->first;
         bytes += before->second;
-        holes_.erase(before);
+        remove_hole(before);
       }
     }
+    add_hole(offset, bytes);
+  }
+
+  using Holes = std::map<int64_t, int64_t>;
+
+  void add_hole(int64_t offset, int64_t bytes) {
     holes_[offset] = bytes;
+    by_size_.insert({bytes, offset});
+  }
+
+  Holes::iterator remove_hole(Holes::iterator hole) {
+    by_size_.erase({hole->second, hole->first});
+    return holes_.erase(hole);
   }
 
   const Graph& graph_;
@@ -237,7 +251,8 @@ class Planner {
   std::vector<bool> needed_;
   std::vector<std::vector<int>> users_;  // ops that read a value
   std::vector<bool> done_;               // ops that are fused into another
-  std::map<int64_t, int64_t> holes_;     // free memory in the arena: offset and size
+  Holes holes_;                          // free memory in the arena: offset and size
+  std::set<std::pair<int64_t, int64_t>> by_size_;  // the same: size and offset
   Plan plan_;
 };
 

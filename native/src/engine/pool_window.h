@@ -41,8 +41,8 @@ class PoolWindow {
     if (tile.rows && tile.columns) tile.input = in + (r.first - first_row) * tile.row_stride + c.first * tile.column_stride;
     tile.channels = padded(in_.channels);
     tile.max = max_;
-    const int count = pool_.count_padding ? r.size * c.size : tile.rows * tile.columns;
-    tile.divisor = static_cast<float>(std::max(count, 1));
+    const int64_t count = pool_.count_padding ? int64_t{r.size} * c.size : int64_t{tile.rows} * tile.columns;
+    tile.divisor = static_cast<float>(std::max<int64_t>(count, 1));
     tile.out = out;
     return tile;
   }

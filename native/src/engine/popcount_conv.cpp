@@ -167,7 +167,7 @@ class PopcountConv : public Task {
       for (int p = 0; p < sums_.planes(); p++) {
         tile.weights = &weights_[first_weight_ + b * base_words_ + block.weights];
         tile.windows = windows + p * plane_words_;
-        tile.counts = counts + (b * sums_.planes() + p) * term_counts_;
+        tile.counts = counts + (int64_t{b} * sums_.planes() + p) * term_counts_;
         for (int i = 0; i < count; i += size) {
           tile.pixels = std::min(size, count - i);
           kernels_.popcount_tile(tile);

@@ -69,6 +69,10 @@ struct Cut {
 // Enough jobs to keep threads equally busy, few enough for little overhead.
 constexpr int kJobsPerThread = 6;
 
+// Threads work on separate images only if an arena is no larger than this, about a core's cache. Larger arenas compete for memory
+// bandwidth, so all threads work on one image.
+constexpr int64_t kLargeArena = int64_t{1} << 20;
+
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 }  // namespace unflip

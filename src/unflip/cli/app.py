@@ -10,6 +10,7 @@ import typer
 
 from unflip import __version__
 from unflip.hints import EXTRAS, Foreseen, NotInstalled
+from unflip.printable import printable
 
 if TYPE_CHECKING:
     from unflip.tables import Table
@@ -71,7 +72,8 @@ def _usage(message: str) -> str:
 
 
 def _fail(error: Exception) -> NoReturn:
-    print(f"unflip: {error}", file=sys.stderr)
+    lines = [printable(line) for line in str(error).split("\n")]  # they may quote a file
+    print("unflip:", "\n".join(lines), file=sys.stderr)
     sys.exit(1)
 
 

@@ -37,3 +37,17 @@ Packed = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A packed network (.unflip), made by 'unflip pack'.")
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads. 0: one per core.")]
+MaxMemory = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Refuse a network that needs more bytes to load and run one sample. Default: 1 GiB (1,073,741,824).",
+    ),
+]
+MaxWork = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Refuse a network with more work per sample, in units of about a nanosecond. Default: 10,000,000,000.",
+    ),
+]

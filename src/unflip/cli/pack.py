@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from unflip.cli.app import app, needs
-from unflip.cli.options import Packed
+from unflip.cli.options import MaxMemory, MaxWork, Packed
 
 
 @app.command(epilog="Example: unflip pack runs/digits-dorefa -o digits.unflip")
@@ -36,6 +36,8 @@ def export(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Default: MODEL with the suffix .onnx.")
     ] = None,
+    max_memory: MaxMemory = None,
+    max_work: MaxWork = None,
 ) -> None:
     """Write a packed network as an ONNX file.
 
@@ -49,5 +51,5 @@ def export(
     needs("writing ONNX files", "onnx")
     from unflip.export.onnx import export as to_onnx
 
-    size = to_onnx(model, target)
+    size = to_onnx(model, target, max_memory, max_work)
     print(f"{target}: {size:,} bytes ({model.name}: {model.stat().st_size:,})")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unflip.cli.app import app, print_table
-from unflip.cli.options import AsJson, Data, Packed, Threads, Uses
+from unflip.cli.options import AsJson, Data, MaxMemory, MaxWork, Packed, Threads, Uses
+from unflip.printable import printable
 from unflip.tables import Table
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ EVALUATED_AT_ONCE = 100
 
 
 @app.command(epilog="Example: unflip show digits.unflip")
-def show(model: Packed) -> None:
-    """Show the ops, shapes and bytes of a packed network."""
+def show(model: Packed, max_memory: MaxMemory = None, max_work: MaxWork = None) -> None:
+    """Show the ops, shapes and bytes of a packed network, and the memory and work that it needs."""
     from unflip.packing.describe import describe
     from unflip.packing.file import read, sha256
 
+    network = _loaded(model, 1, max_memory, max_work)  # checks the file
     packed = read(model)
     found = describe(packed)
     print_table(_description(found))
@@ -45,19 +47,23 @@ def show(model: Packed) -> None:
     )
     for name, shape in found.outputs.items():
         print(f"{_output(name, packed.graph)} {_shape(shape)}")
+    print(
+        f"needs at most {network.memory_needed:,} bytes of memory to load and run one sample, and "
+        f"{network.work_needed:,} units of work per sample (about a nanosecond each)"
+    )
     print(f"SHA-256 {sha256(model)} (verified)")
 
 
 def _output(name: str, graph: dict[str, Any]) -> str:
     """A name that the model gave, or its place in a tuple. A result that is returned alone has no name."""
-    return f"output {name}:" if "outputs" in graph else "output"
+    return f"output {printable(name)}:" if "outputs" in graph else "output"
 
 
 def _description(found: Description) -> Table:
     rows = [
         (
             row.op,
-            row.name,
+            printable(row.name),
             _shape(row.shape),
             "" if row.weight_bits is None else str(row.weight_bits),
             *_counts(row.bytes, row.binary_macs, row.float_macs),
@@ -87,6 +93,8 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     top: Annotated[int, typer.Option(min=1, help="Print this many classes per image.")] = 5,
     threads: Threads = 1,
+    max_memory: MaxMemory = None,
+    max_work: MaxWork = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Machine-readable output: one line per image.")
     ] = False,
@@ -96,37 +104,45 @@ def predict(
     The shorter side of an image is resized to the model's input, then the center is cropped. A model with one input
     channel gets the image in gray. The file says how pixels are normalized.
     """
-    network = _classifier(model, threads)
+    network = _classifier(model, threads, max_memory, max_work)
     for path in images:
         found = _best(network, path, top)
         if as_json:
-            print(json.dumps({"image": str(path), "classes": found}, ensure_ascii=False))
+            print(_json({"image": str(path), "classes": found}))
             continue
         print(path)
         for label, probability in found:
-            print(f"  {probability:7.2%}  {label}")
+            print(f"  {probability:7.2%}  {printable(label)}")
 
 
-def _loaded(path: Path, threads: int) -> Model:
+def _json(content: Any) -> str:
+    """As ASCII if it would contain control characters."""
+    text = json.dumps(content, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(content)
+
+
+def _loaded(
+    path: Path, threads: int, max_memory: int | None = None, max_work: int | None = None
+) -> Model:
     from unflip.runtime import NativePartMissing, load
 
     try:
-        return load(path, threads)
+        return load(path, threads, max_memory, max_work)
     except NativePartMissing as error:  # one line, like other errors we foresee
         raise ValueError(str(error)) from None
 
 
-def _classifier(path: Path, threads: int) -> Model:
-    network = _loaded(path, threads)
+def _classifier(path: Path, threads: int, max_memory: int | None, max_work: int | None) -> Model:
+    network = _loaded(path, threads, max_memory, max_work)
     if network.structure != "tensor":
-        names = ", ".join(network.output_shapes)
+        names = ", ".join(map(printable, network.output_shapes))
         raise ValueError(
             f"{path} returns a {network.structure} ({names}). This command needs a network that returns only the "
             "scores of classes; unflip.load runs any network"
         )
-    if len(network.output_shape) != 1:
+    if network.output_shape[1:] not in ((), (1, 1)):
         raise ValueError(f"{path} is not a classifier: its output is {network.output_shape}")
-    if network.output_shape == (1,):  # the largest of one number is always the first
+    if network.output_shape[0] == 1:  # the largest of one number is always the first
         raise ValueError(f"{path} has one output, so there are no classes to choose from")
     return network
 
@@ -136,7 +152,7 @@ def _best(network: Model, path: Path, top: int) -> list[tuple[str, float]]:
 
     from unflip.runtime.images import probabilities, read_image
 
-    chances = probabilities(network(read_image(path, network)), network)
+    chances = probabilities(network(read_image(path, network)).ravel(), network)
     order = np.argsort(-chances, kind="stable")[:top]
     labels = network.labels or [f"class {i}" for i in range(len(chances))]
     return [(labels[i], float(chances[i])) for i in order]
@@ -171,6 +187,8 @@ def evaluate(
     ] = None,
     uses: Uses = None,
     threads: Threads = 1,
+    max_memory: MaxMemory = None,
+    max_work: MaxWork = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the accuracy of a packed network.
@@ -182,7 +200,7 @@ def evaluate(
 
     for module in uses or ():
         use(module)
-    network = _classifier(model, threads)
+    network = _classifier(model, threads, max_memory, max_work)
     if dataset == "images" and size is None:
         size = network.input_shape[-1]
     given = {"size": size, "resize": resize}
@@ -222,7 +240,7 @@ def _refuse_others(network: Model, path: Path, spec: InputSpec, dataset: str) ->
         raise ValueError(
             f"{path} takes images of {network.input_shape}, those of {dataset} are {shape}"
         )
-    if network.output_shape != (len(classes),):
+    if network.output_shape[0] != len(classes):
         raise ValueError(
             f"{path} has {network.output_shape[0]:,} outputs, and {dataset} has {len(classes):,} classes"
         )
@@ -263,7 +281,7 @@ def _count_right(network: Model, batches: Iterator[tuple[Any, Any]]) -> tuple[in
     for pixels, labels in batches:
         x = normalized(pixels.astype("float32"), network)
         began = time.perf_counter()
-        scores = network(x)
+        scores = network(x).reshape(len(labels), -1)
         seconds += time.perf_counter() - began
         count += len(labels)
         right += int((scores.argmax(axis=1) == labels).sum())
@@ -276,12 +294,14 @@ def bench(
     threads: Threads = 1,
     batch: Annotated[int, typer.Option(min=1, help="Images per call.")] = 1,
     runs: Annotated[int, typer.Option(min=1, help="Timed calls; medians are shown.")] = 50,
+    max_memory: MaxMemory = None,
+    max_work: MaxWork = None,
     as_json: AsJson = False,
 ) -> None:
     """Time a packed network, as a whole and layer by layer."""
     import numpy as np
 
-    network = _loaded(model, threads)
+    network = _loaded(model, threads, max_memory, max_work)
     x = np.random.default_rng(0).normal(size=(batch, *network.input_shape)).astype(np.float32)
     seconds = _times(network, x, runs)
     layers = network.profile(x, runs)
@@ -290,7 +310,7 @@ def bench(
         rows = [row._asdict() for row in layers]
         print(json.dumps({"median": median, "seconds": seconds, "layers": rows}))
         return
-    shown = [(row.name, row.kind, *_time(row.seconds, row.share)) for row in layers]
+    shown = [(printable(row.name), row.kind, *_time(row.seconds, row.share)) for row in layers]
     print_table(Table(("layer", "kind", "µs", "share"), shown, ("µs", "share"), str(model)))
     print(network)
     print(

@@ -20,21 +20,29 @@ from typing import Any
 
 from unflip.export import activations, binary, shapes, steps  # noqa: F401  (each registers its ops)
 from unflip.export.exporter import OPS, Code, Exporter, Shape, Value
-from unflip.packing.file import Packed, PackedFileError, outputs_of, read
+from unflip.packing.file import Packed, PackedFileError, outputs_of, read, write_whole
+from unflip.runtime import load
 
 INPUT = "input"  # its name in the ONNX graph
 
 
-def export(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
-    """Write the packed network ``source`` to the ONNX file ``target`` and return its size in bytes."""
+def export(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    max_memory: int | None = None,
+    max_work: int | None = None,
+) -> int:
+    """Write the packed network ``source`` to the ONNX file ``target`` and return its size in bytes.
+
+    ``unflip.load`` checks the file first; the limits are its limits.
+    """
+    load(source, max_memory=max_memory, max_work=max_work)
     packed = read(source)
     try:
         data: bytes = to_model(packed).SerializeToString()
     except PackedFileError as error:
         raise PackedFileError(f"{source}: {error}") from None
-    beside = Path(target).with_name(Path(target).name + ".part")
-    beside.write_bytes(data)
-    beside.replace(target)
+    write_whole(Path(target), data)
     return len(data)
 
 
@@ -50,11 +58,12 @@ def to_model(packed: Packed) -> Any:
     for op in e.graph["ops"]:
         e.values.append(_exported(e, op))
     sizes = {}
-    for name, number in outputs:
+    for name, number, pixels in outputs:
         value = e.float_value(number)
-        e.onnx.node("Flatten" if value.shape[1:] == (1, 1) else "Identity", value.name)
+        shape = list(value.shape) if pixels else _for_user(value.shape)
+        e.onnx.node("Flatten" if len(shape) == 1 else "Identity", value.name)
         e.onnx.rename_last(name)
-        sizes[name] = _for_user(value.shape)
+        sizes[name] = shape
     return e.onnx.model(_for_user(e.values[0].shape), sizes, _metadata(e.graph))
 
 

@@ -48,7 +48,7 @@ def describe(packed: Packed) -> Description:
         bits, binary, dense = _work(op, graph, packed, shapes[number])
         rows.append(Row(op["op"], op["name"], shapes[number], bits, own, binary, dense))
         float_bytes += _float_bytes(op, packed, new)
-    outputs = {name: shapes[value] for name, value in outputs_of(graph)}
+    outputs = {name: shapes[value] for name, value, _ in outputs_of(graph)}
     return Description(rows, outputs, float_bytes)
 
 

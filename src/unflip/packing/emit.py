@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -11,13 +12,21 @@ from unflip.packing.file import Array, Packed
 from unflip.packing.ir import CannotPack, Fields, Graph, Shape, array_key
 from unflip.packing.outputs import Structure
 
-MOST_OPS, LARGEST_SIZE, MOST_ELEMENTS = 100_000, 65_536, 2**28
+MOST_OPS, MOST_CHANNELS, LARGEST_SIZE, MOST_ELEMENTS = 100_000, 1_048_576, 65_536, 2**28
 
 
 def emit(
-    graph: Graph, structure: Structure, shape: Shape, preprocess: Any, labels: list[str] | None
+    graph: Graph,
+    structure: Structure,
+    shape: Shape,
+    preprocess: Any,
+    labels: list[str] | None,
+    pixels: Sequence[bool] = (),
 ) -> Packed:
-    """The packed network. Tensors with equal content are stored once."""
+    """The packed network. Tensors with equal content are stored once.
+
+    ``pixels``: for each output, whether it is an image of one pixel, (N, C, 1, 1), and not a vector (N, C).
+    """
     _check_limits(graph)
     store = _Store()
     ops = []
@@ -33,18 +42,19 @@ def emit(
     content = {
         "input": {"shape": list(shape), "preprocess": preprocess},
         "ops": ops,
-        **_returned(graph, structure),
+        **_returned(graph, structure, pixels or [False] * len(graph.outputs)),
         "labels": labels,
     }
     return Packed(content, store.tensors)
 
 
-def _returned(graph: Graph, structure: Structure) -> Fields:
+def _returned(graph: Graph, structure: Structure, pixels: Sequence[bool]) -> Fields:
+    more: list[Fields] = [{"pixels": True} if kept else {} for kept in pixels]
     if structure.kind == "tensor":
-        return {"output": graph.outputs[0]}
-    pairs = zip(structure.names, graph.outputs, strict=True)
+        return {"output": graph.outputs[0], **more[0]}
+    parts = zip(structure.names, graph.outputs, more, strict=True)
     return {
-        "outputs": [{"name": name, "value": value} for name, value in pairs],
+        "outputs": [{"name": name, "value": value, **rest} for name, value, rest in parts],
         "structure": structure.kind,
     }
 
@@ -54,10 +64,12 @@ def _check_limits(graph: Graph) -> None:
     if len(graph.ops) > MOST_OPS:
         raise CannotPack(f"the network has {len(graph.ops):,} ops; a file has at most {MOST_OPS:,}")
     for op in graph.ops:
-        if max(op.shape) > LARGEST_SIZE or prod(op.shape) > MOST_ELEMENTS:
+        channels, *sizes = op.shape
+        if channels > MOST_CHANNELS or max(sizes) > LARGEST_SIZE or prod(op.shape) > MOST_ELEMENTS:
             raise CannotPack(
-                f"the result of {op.kind} {op.name!r} is {' × '.join(map(str, op.shape))}; each size must be at most "
-                f"{LARGEST_SIZE:,}, and the number of elements at most {MOST_ELEMENTS:,}"
+                f"the result of {op.kind} {op.name!r} is {' × '.join(map(str, op.shape))}; a file has at most "
+                f"{MOST_CHANNELS:,} channels, heights and widths of at most {LARGEST_SIZE:,}, and at most "
+                f"{MOST_ELEMENTS:,} elements"
             )
 
 

@@ -43,6 +43,7 @@ class Output(NamedTuple):
 
     name: str
     value: int
+    pixels: bool = False  # an image of one pixel, not a vector
 
 
 def outputs_of(graph: dict[str, Any]) -> list[Output]:
@@ -50,14 +51,19 @@ def outputs_of(graph: dict[str, Any]) -> list[Output]:
     if ("output" in graph) == ("outputs" in graph):
         raise PackedFileError("its graph must have either 'output' or 'outputs'")
     try:
-        parts = graph.get("outputs", [{"name": ONE_OUTPUT, "value": graph.get("output")}])
-        found = [Output(part["name"], part["value"]) for part in parts]
-    except (TypeError, KeyError):
+        one = {
+            "name": ONE_OUTPUT,
+            "value": graph.get("output"),
+            "pixels": graph.get("pixels", False),
+        }
+        parts = graph.get("outputs", [one])
+        found = [Output(part["name"], part["value"], part.get("pixels", False)) for part in parts]
+    except (TypeError, KeyError, AttributeError):
         raise PackedFileError("its outputs must be a list of names and values") from None
     if not found or len({output.name for output in found}) != len(found):
         raise PackedFileError("its outputs must be one or more, with different names")
     most = len(graph["ops"])
-    for name, value in found:
+    for name, value, _ in found:
         if not isinstance(value, int) or not 0 <= value <= most:
             raise PackedFileError(f"its output {name!r} must be a value 0 .. {most}, not {value!r}")
     return found
@@ -66,10 +72,21 @@ def outputs_of(graph: dict[str, Any]) -> list[Output]:
 def write(path: str | os.PathLike[str], packed: Packed) -> int:
     """Write the file atomically and return its size in bytes."""
     data = to_bytes(packed)
-    beside = Path(path).with_name(Path(path).name + ".part")
-    beside.write_bytes(data)
-    beside.replace(path)
+    write_whole(Path(path), data)
     return len(data)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file atomically. If that fails, nothing is left behind."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give the name of a file")
+    beside = path.with_name(path.name + ".part")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def to_bytes(packed: Packed) -> bytes:

@@ -44,7 +44,9 @@ def make(
     graph = simplified(graph)
     _refuse_input(graph, structure)
     classes = _checked_labels(labels, outputs)
-    packed = emit(graph, structure, shape, _checked_preprocess(preprocess, shape[0]), classes)
+    prepared = _checked_preprocess(preprocess, shape[0])
+    pixels = [output.shape[2:] == (1, 1) for output in outputs]
+    packed = emit(graph, structure, shape, prepared, classes, pixels)
     packed = from_bytes(to_bytes(packed))
     check(packed, graph, structure, example, outputs)
 
@@ -125,6 +127,10 @@ def _checked_labels(labels: Sequence[str] | None, outputs: list[Tensor]) -> list
     """The labels as text. Some output must have as many channels as there are labels."""
     if labels is None:
         return None
+    if isinstance(labels, str):  # a sequence of letters
+        raise CannotPack(
+            f"labels={labels!r} must be a list of strings, one per class, not a string"
+        )
     names = [str(label) for label in labels]
     channels = [output.shape[1] for output in outputs]
     if len(names) in channels:

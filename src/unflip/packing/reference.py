@@ -51,7 +51,7 @@ def evaluate(packed: Packed, x: Tensor) -> Tensor:
 def evaluate_outputs(packed: Packed, x: Tensor) -> dict[str, Tensor]:
     """All outputs by name. The output of a model that returned a single tensor is named "output"."""
     values = evaluate_all(packed, x)
-    return {name: values[value] for name, value in outputs_of(packed.graph)}
+    return {name: values[value] for name, value, _ in outputs_of(packed.graph)}
 
 
 def evaluate_all(packed: Packed, x: Tensor) -> list[Tensor]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unflip.printable import printable
 from unflip.runtime.profile import Profile, summarize
 
 if TYPE_CHECKING:
@@ -21,23 +22,45 @@ class NativePartMissing(ImportError):
     """The native library is missing. The message says how to get it."""
 
 
-def load(path: str | os.PathLike[str], threads: int = 1) -> Model:
+def load(
+    path: str | os.PathLike[str],
+    threads: int = 1,
+    max_memory: int | None = None,
+    max_work: int | None = None,
+) -> Model:
     """A packed network (an ``.unflip`` file), checked and ready to run.
 
     ``threads``: how many threads share the work of one call; 0 for one per core. Any number of threads may call one
     model at the same time. The environment variable ``UNFLIP_ISA`` selects an instruction set; the default is the best
     one of the CPU. A file that is not valid raises ValueError.
+
+    A small file can describe a huge network. So its needs are computed before memory is allocated, and a file that
+    exceeds a limit raises ValueError. ``max_memory``: bytes for loading the network and running one sample (default:
+    2**30, 1 GiB). ``max_work``: work for one sample, in units of about a nanosecond (default: 10**10, about ten
+    seconds). Raise them only for files that you trust.
     """
     native = _native()
     if not Path(path).exists():
         raise FileNotFoundError(f"{os.fspath(path)}: the file does not exist")
     source = _Source(Path(path))
-    return Model(native.Network(os.fsencode(path), _whole(threads)), Path(path).name, source)
+    limits = _limit("max_memory", max_memory), _limit("max_work", max_work)
+    network = native.Network(os.fsencode(path), _whole(threads), *limits)
+    return Model(network, Path(path).name, source, limits)
 
 
-def _from_bytes(data: bytes, threads: int, name: str) -> Model:
+def _from_bytes(data: bytes, threads: int, name: str, limits: tuple[int, int] = (0, 0)) -> Model:
     """Restore a pickled model."""
-    return Model(_native().Network.from_bytes(data, threads), name, _Kept(data))
+    network = _native().Network.from_bytes(data, threads, *limits)
+    return Model(network, name, _Kept(data), limits)
+
+
+def _limit(name: str, value: int | None) -> int:
+    """For the native library 0 is the default, and larger numbers than 2^63 do not fit."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of 1 or more, or None, not {value!r}")
+    return min(value, 2**63 - 1)
 
 
 class _Source:
@@ -108,20 +131,24 @@ class Model:
     namedtuple), see ``structure``. A value with several names is returned as one array per name.
 
     Inputs are never converted: another dtype or device raises an error that says what to call. An input in C order is
-    read in place; others (channels_last, every second image) are copied to C order first. NaN raises an error. The GIL
-    is released while the network runs.
+    read in place; others (channels_last, every second image) are copied to C order first. NaN and infinities raise an
+    error. The GIL is released while the network runs.
 
     A model can be pickled and copied, which reads its file again.
     """
 
-    def __init__(self, network: Network, name: str, source: _Source | _Kept) -> None:
+    def __init__(
+        self, network: Network, name: str, source: _Source | _Kept, limits: tuple[int, int] = (0, 0)
+    ) -> None:
         self._network = network
         self._name = name
         self._source = source
+        self._limits = limits
         self.input_shape: tuple[int, int, int] = network.input_shape
         """Channels, height, width of a sample."""
         self.output_shapes: dict[str, tuple[int, ...]] = {
-            name: _without_pixels(shape) for name, shape in network.outputs
+            name: shape[:dims]
+            for (name, shape), dims in zip(network.outputs, network.output_dims, strict=True)
         }
         """The shapes of one sample's results, by name and in order: (classes,), or channels, height, width. The names
         of a tuple are "0", "1", ... or a namedtuple's fields; the name of a single tensor is "output"."""
@@ -136,6 +163,10 @@ class Model:
         """The instruction set of the kernels in use."""
         self.ops: tuple[str, ...] = tuple(network.ops)
         """The ops of the network, each as "kind name"."""
+        self.memory_needed: int = network.memory_needed
+        """A bound on the bytes for loading the network and running one sample, without input and output."""
+        self.work_needed: int = network.work_needed
+        """A bound on the work for one sample, in units of about a nanosecond."""
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -158,7 +189,7 @@ class Model:
         )
 
     def __reduce__(self) -> Any:
-        return _from_bytes, (self._source.content(), self.threads, self._name)
+        return _from_bytes, (self._source.content(), self.threads, self._name, self._limits)
 
     def profile(self, x: Any, runs: int = 10) -> Profile:
         """The time of each layer: medians of ``runs`` calls, after one call that is not counted."""
@@ -205,7 +236,7 @@ class Model:
     def __repr__(self) -> str:
         outputs = {name: _text(shape) for name, shape in self.output_shapes.items()}
         named = [
-            shape if self.structure == "tensor" else f"{name}: {shape}"
+            shape if self.structure == "tensor" else f"{printable(name)}: {shape}"
             for name, shape in outputs.items()
         ]
         shapes = f"{_text(self.input_shape)} -> {', '.join(named)}"
@@ -215,10 +246,6 @@ class Model:
 
 def _text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _without_pixels(shape: tuple[int, int, int]) -> tuple[int, ...]:
-    return shape[:1] if shape[1:] == (1, 1) else shape
 
 
 def _check_array(x: Any) -> None:

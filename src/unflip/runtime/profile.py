@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from unflip.printable import printable
+
 
 class Row(NamedTuple):
     """One layer: the median of its times, and its share of the total."""
@@ -28,11 +30,12 @@ class Profile(list[Row]):
         return sum(row.seconds for row in self)
 
     def __str__(self) -> str:
-        width = max([len(row.name) for row in self] + [5])
+        names = [printable(row.name) for row in self]
+        width = max([len(name) for name in names] + [5])
         lines = [f"{'layer':{width}}  {'kind':8}  {'µs':>9}  {'share':>6}"]
         lines += [
-            f"{row.name:{width}}  {row.kind:8}  {row.seconds * 1e6:9.1f}  {row.share:6.1%}"
-            for row in self
+            f"{name:{width}}  {row.kind:8}  {row.seconds * 1e6:9.1f}  {row.share:6.1%}"
+            for name, row in zip(names, self, strict=True)
         ]
         lines.append(f"{'all':{width}}  {'':8}  {self.seconds * 1e6:9.1f}")
         return "\n".join(lines)
