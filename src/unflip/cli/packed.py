@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unflip.runtime import Model
 
 EVALUATED_AT_ONCE = 100
+SHOWN_LABELS = 10
 
 
 @app.command(epilog="Example: unflip show digits.unflip")
@@ -43,8 +44,15 @@ def show(model: Packed) -> None:
         f"{'with' if preprocess else 'without'} preprocessing, "
         f"{len(labels) if labels else 'no'} labels"
     )
+    if preprocess:
+        mean, std = (", ".join(f"{v:.6g}" for v in preprocess[key]) for key in ("mean", "std"))
+        print(f"preprocessing (pixel / 255 − mean) / std: mean {mean}; std {std}")
+    if labels:
+        print(f"labels {', '.join(labels[:SHOWN_LABELS])}{', ...' if labels[SHOWN_LABELS:] else ''}")
     for name, shape in found.outputs.items():
         print(f"{_output(name, packed.graph)} {_shape(shape)}")
+    for key, text in packed.graph.get("source", {}).items():
+        print(f"source {key}: {text}")
     print(f"SHA-256 {sha256(model)} (verified)")
 
 
