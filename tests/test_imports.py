@@ -46,6 +46,7 @@ ORDER = [
     "report",
     "packing",
     "export",
+    "imports",
     "runtime",
     "demo",
     "cli",

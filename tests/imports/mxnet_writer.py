@@ -99,7 +99,9 @@ class Small:
         size, pad = f"({kernel}, {kernel})", f"({kernel // 2}, {kernel // 2})"
         weight = self.node("null", f"{name}_weight", [])
         sizes = {"kernel": size, "pad": pad, "stride": "(1, 1)", "num_filter": str(C)}
-        return self.node(op, name, [x, weight], no_bias="True", workspace="256", **sizes, **attributes)
+        return self.node(
+            op, name, [x, weight], no_bias="True", workspace="256", **sizes, **attributes
+        )
 
     def binary(self, name: str, x: int, kernel: int, stride: int) -> int:
         signs = self.random.integers(0, 2, (C, C, kernel, kernel)) * 2 - 1

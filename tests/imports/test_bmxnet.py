@@ -71,17 +71,29 @@ def test_the_command_writes_where_a_network_comes_from(unflip, tmp_path):
     out = tmp_path / "small.unflip"
     made = unflip("import", "bmxnet", source, "-o", out, "--size", "10")
     assert made.code == 0, made.err
-    for text in ("5 binary convolutions count equal signs", "padding is +1", "softmax", "Apache-2.0"):
+    for text in (
+        "5 binary convolutions count equal signs",
+        "padding is +1",
+        "softmax",
+        "Apache-2.0",
+    ):
         assert text in made.out
     graph = read(out).graph
     assert graph["labels"][3] == "cat"
     assert graph["input"]["preprocess"]["std"] == [1 / 255] * 3
-    assert np.allclose(np.array(graph["input"]["preprocess"]["mean"]) * 255, [123.68, 116.779, 103.939])
+    assert np.allclose(
+        np.array(graph["input"]["preprocess"]["mean"]) * 255, [123.68, 116.779, 103.939]
+    )
     assert graph["source"]["file SHA-256"] == hashlib.sha256(source.read_bytes()).hexdigest()
     assert graph["source"]["graph"] == "small-symbol.json"
     shown = unflip("show", out)
     assert shown.code == 0, shown.err
-    for text in ("source file: small-0003.params", "source licence: Apache-2.0", "labels airplane", "0.485"):
+    for text in (
+        "source file: small-0003.params",
+        "source licence: Apache-2.0",
+        "labels airplane",
+        "0.485",
+    ):
         assert text in shown.out
     try:
         network = package.load(out)
@@ -112,7 +124,10 @@ DAMAGED = {
     "number of arrays": (patched(16, "<Q", 2**63), "announces 9,223,372,036,854,775,808 arrays"),
     "dims": (patched(24, "<I", 4_000_000), "array 0 has 4,000,000 dimensions"),
     "no dims": (patched(24, "<I", 0), "array 0 has 0 dimensions"),
-    "size": (patched(28, "<I", 2**32 - 1), r"array 0 of shape \(4294967295,\) needs 17,179,869,180 bytes"),
+    "size": (
+        patched(28, "<I", 2**32 - 1),
+        r"array 0 of shape \(4294967295,\) needs 17,179,869,180 bytes",
+    ),
     "zero": (patched(28, "<I", 0), r"shape \(0,\); sizes start at 1"),
     "type": (patched(40, "<i", 99), "array 0 has the unknown type 99"),
     "sparse": (
@@ -197,8 +212,14 @@ def test_a_bad_symbol_file_is_refused(case):
 
 
 BAD_GRAPHS = {
-    "unknown op": (changed("relu1", op="Custom"), "Custom 'relu1': this operation is not supported"),
-    "unknown attribute": (changed("conv0", scaling_factor="True"), "unknown attributes: scaling_factor"),
+    "unknown op": (
+        changed("relu1", op="Custom"),
+        "Custom 'relu1': this operation is not supported",
+    ),
+    "unknown attribute": (
+        changed("conv0", scaling_factor="True"),
+        "unknown attributes: scaling_factor",
+    ),
     "activation": (changed("relu1", act_type="tanh"), "act_type='tanh' should be relu"),
     "kernel": (changed("conv0", kernel="(9999999, 9999999)"), "pad|needs"),
     "huge": (changed("conv0", num_filter="1048576"), "needs"),
@@ -210,7 +231,10 @@ BAD_GRAPHS = {
     "bits": (changed("unit1_conv1", act_bit="2"), "only 1 bit"),
     "float weights": (changed("unit1_conv1", binarized_weights_only="False"), "not stored as bits"),
     "bias": (changed("unit1_conv1", no_bias="False"), "has a bias"),
-    "filters": (changed("unit1_conv1", num_filter="128"), "are 73,728 bits, in an array of 576 float64"),
+    "filters": (
+        changed("unit1_conv1", num_filter="128"),
+        "are 73,728 bits, in an array of 576 float64",
+    ),
     "eps": (changed("bn1", eps="nan"), "eps='nan' should be a number"),
     "flag": (changed("bn1", fix_gamma="maybe"), "fix_gamma='maybe' should be True or False"),
     "pool": (changed("pool", pool_type="sum"), "only max pools"),

@@ -111,7 +111,12 @@ def structured(count: int) -> Tensor:
     rows, columns = torch.meshgrid(torch.arange(224.0), torch.arange(224.0), indexing="ij")
     disc = ((rows - 112) ** 2 + (columns - 112) ** 2 < 60**2) * 255.0
     plain = [torch.zeros(224, 224), torch.full((224, 224), 255.0), rows * 255 / 223]
-    plain += [columns * 255 / 223, (columns // 8 % 2) * 255, ((rows + columns) // 16 % 2) * 255, disc]
+    plain += [
+        columns * 255 / 223,
+        (columns // 8 % 2) * 255,
+        ((rows + columns) // 16 % 2) * 255,
+        disc,
+    ]
     images = [image.expand(3, 224, 224) for image in plain]
     coarse = torch.rand(count, 3, 7, 7, generator=torch.Generator().manual_seed(1)) * 255
     smooth = torch.nn.functional.interpolate(coarse, (224, 224), mode="bilinear")

@@ -31,7 +31,8 @@ Labels = Annotated[
     ),
 ]
 Licence = Annotated[
-    str | None, typer.Option(help="The licence of the file, as a note. Default: what its page states.")
+    str | None,
+    typer.Option(help="The licence of the file, as a note. Default: what its page states."),
 ]
 
 BMXNET_PAGE = "https://github.com/hpi-xnor/BMXNet"
@@ -51,7 +52,9 @@ def bmxnet(
     size: Annotated[
         int | None,
         typer.Option(
-            min=8, max=1024, help="Height and width of images. Default: 224 for a 7 × 7 stem, else 32."
+            min=8,
+            max=1024,
+            help="Height and width of images. Default: 224 for a 7 × 7 stem, else 32.",
         ),
     ] = None,
     labels: Labels = None,
@@ -94,7 +97,9 @@ def _symbol_beside(params: Path) -> Path:
     if not params.is_file():
         raise CannotImport(f"{params}: the file does not exist; give the path of a .params file")
     if not beside.is_file():
-        raise CannotImport(f"{beside} does not exist; name the graph of {params.name} with --symbol")
+        raise CannotImport(
+            f"{beside} does not exist; name the graph of {params.name} with --symbol"
+        )
     return beside
 
 

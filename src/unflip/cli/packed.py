@@ -48,7 +48,9 @@ def show(model: Packed) -> None:
         mean, std = (", ".join(f"{v:.6g}" for v in preprocess[key]) for key in ("mean", "std"))
         print(f"preprocessing (pixel / 255 − mean) / std: mean {mean}; std {std}")
     if labels:
-        print(f"labels {', '.join(labels[:SHOWN_LABELS])}{', ...' if labels[SHOWN_LABELS:] else ''}")
+        print(
+            f"labels {', '.join(labels[:SHOWN_LABELS])}{', ...' if labels[SHOWN_LABELS:] else ''}"
+        )
     for name, shape in found.outputs.items():
         print(f"{_output(name, packed.graph)} {_shape(shape)}")
     for key, text in packed.graph.get("source", {}).items():

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unflip.binarize import binarize
 from unflip.imports.errors import CannotImport, listed
 from unflip.imports.mxnet_params import Array, read_params
 from unflip.imports.mxnet_symbol import Node, read_symbol
+from unflip.imports.symbol_network import CountingConv, GlobalMean, Part, Sum, SymbolNetwork
 
 BITS_PER_WORD = 64
 DEFAULT_EPSILON = 1e-3  # MXNet's, of BatchNorm
@@ -49,58 +49,6 @@ NEUTRAL = {
     "__shape__",
     "__dtype__",
 }
-
-
-class Part(NamedTuple):
-    """A module of the network and the values it takes; value n is the result of node n."""
-
-    name: str
-    node: int
-    inputs: tuple[int, ...]
-
-
-class SymbolNetwork(nn.Module):
-    """A network that runs the parts of a symbol graph in order."""
-
-    def __init__(self, parts: list[tuple[Part, nn.Module]], data: int, output: int) -> None:
-        super().__init__()
-        self.parts = [part for part, _ in parts]
-        self.data, self.output = data, output
-        for part, module in parts:
-            if hasattr(self, part.name):
-                raise CannotImport(f"a node has the name {part.name!r}, which is reserved")
-            self.add_module(part.name, module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        values = {self.data: x}
-        for part in self.parts:
-            values[part.node] = getattr(self, part.name)(*(values[i] for i in part.inputs))
-        return values[self.output]
-
-
-class CountingConv(nn.Module):
-    """QConvolution: counts equal signs. ``conv`` has the signs as weights and becomes binary."""
-
-    def __init__(self, conv: nn.Conv2d, padding: tuple[int, int]) -> None:
-        super().__init__()
-        self.conv = conv
-        self.padding = padding
-        self.half = conv.weight[0].numel() / 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        high, wide = self.padding
-        padded = F.pad(x, (wide, wide, high, high)) if high or wide else x
-        return self.conv(padded) * 0.5 + self.half
-
-
-class Sum(nn.Module):
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return a + b
-
-
-class GlobalMean(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3), keepdim=True)
 
 
 class Imported(NamedTuple):

@@ -23,7 +23,9 @@ from unflip.imports.write import Images, cifar10, imagenet
 from unflip.models import create
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-NOT_IN_EVERY_FILE = ".num_batches_tracked"  # torch before 0.4.1 did not save it, and evaluation does not use it
+NOT_IN_EVERY_FILE = (
+    ".num_batches_tracked"  # torch before 0.4.1 did not save it, and evaluation does not use it
+)
 PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and torch.compile
 INSIDE = ("state_dict", "model", "model_state_dict")  # where training scripts put the state dict
 
@@ -95,7 +97,7 @@ def names(layout: Layout) -> dict[str, str]:
 
 
 def _expanded(rows: Rows, place: dict[str, int]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for theirs, ours in rows.items():
         theirs, ours = theirs.format(**place), ours.format(**place)
         if theirs.endswith(".*"):
@@ -160,4 +162,3 @@ def _fits(tensor: Tensor, target: Tensor) -> bool:
     sizes, wanted = ([n for n in t.shape if n > 1] for t in (tensor, target))
     column = target.dim() == 4 and tensor.dim() == 2 and tensor.shape[1] == 1
     return sizes == wanted or (column and tensor.numel() == target.numel())
-

@@ -34,9 +34,13 @@ class Layout:
     images: Literal["cifar10", "imagenet"]
     blocks: tuple[int, ...]  # per stage
     rows: Rows
-    first_blocks: Rows = field(default_factory=dict)  # only in the first block of stages after the first
+    first_blocks: Rows = field(
+        default_factory=dict
+    )  # only in the first block of stages after the first
     unused: tuple[str, ...] = ()  # patterns of names that the authors' forward pass does not use
-    endings: Rows = field(default_factory=dict)  # endings that other versions of their code give to names
+    endings: Rows = field(
+        default_factory=dict
+    )  # endings that other versions of their code give to names
 
 
 CIFAR_RESNET20: Rows = {

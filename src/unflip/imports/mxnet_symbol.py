@@ -115,7 +115,7 @@ def _node(entry: Any, number: int, where: str) -> Node:
             f"{place} ({name}) takes the result of node {late[0]}, which is not before it: the graph has a cycle"
         )
     # MXNet renamed the field twice
-    attributes = next((entry[key] for key in ("attrs", "attr", "param") if key in entry), {})
+    attributes: Any = next((entry[key] for key in ("attrs", "attr", "param") if key in entry), {})
     if not isinstance(attributes, dict) or not all(
         isinstance(text, str) for text in attributes.values()
     ):

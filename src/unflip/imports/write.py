@@ -36,11 +36,15 @@ IMAGENET_CROP = "RGB, short side 256, centre crop 224"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def imagenet(mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD) -> Images:
+def imagenet(
+    mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+) -> Images:
     return Images(224, mean, std, None, IMAGENET_ORDER, IMAGENET_CROP)
 
 
-def cifar10(mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD) -> Images:
+def cifar10(
+    mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+) -> Images:
     return Images(32, mean, std, CIFAR10, "CIFAR-10's ten classes in its order", "RGB, 32 × 32")
 
 
@@ -66,7 +70,9 @@ def read_labels(path: Path, count: int) -> tuple[str, ...]:
     keys = [words[0] for words in found]
     wnids = [key for key in keys if class_names.wnid(key)]
     if len(wnids) == count and keys != sorted(keys):
-        raise CannotImport(f"{path}: the network's classes are in the order of sorted WNIDs; sort it")
+        raise CannotImport(
+            f"{path}: the network's classes are in the order of sorted WNIDs; sort it"
+        )
     return class_names.short_names(keys, [words[-1] for words in found])
 
 
@@ -94,7 +100,11 @@ def packed(
 
 
 def save(
-    path: Path, model: nn.Module, images: Images, origin: dict[str, str], labels: Sequence[str] | None
+    path: Path,
+    model: nn.Module,
+    images: Images,
+    origin: dict[str, str],
+    labels: Sequence[str] | None,
 ) -> int:
     """Write the packed file, and return its size in bytes."""
     return write(path, packed(model, images, origin, labels))

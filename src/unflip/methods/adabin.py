@@ -16,10 +16,10 @@ Activation  Maxout: y = γ₊ max(x, 0) + γ₋ min(x, 0) with slopes learned pe
 In the discrete form β is the ``offset``: one number per filter, not a second bit per weight.
 
 Differences from the authors' code: the center of inputs is β, as in the paper; their code has α (sign(z) + β), with
-center αβ (center="scaled", for their checkpoints). Their Maxout comes after BatchNorm and the addition of a shortcut. Ours stands where the network has its
-PReLU, which is the same place in ``resnet18(variant="adabin")``; a network without PReLU gets no Maxout. γ₊ is state of
-the method, under ``adapted``. In a filter of equal weights α is nearly 0 and only the mean has a gradient; their code
-divides 0 by 0.
+center αβ. center="scaled" is for their checkpoints. Their Maxout comes after BatchNorm and the addition of a shortcut.
+Ours stands where the network has its PReLU, which is the same place in ``resnet18(variant="adabin")`` and
+``resnet20(order="adabin", shortcut="conv")``; a network without PReLU gets no Maxout. γ₊ is state of the method, under
+``adapted``. In a filter of equal weights α is nearly 0 and only the mean has a gradient; their code divides 0 by 0.
 """
 
 from dataclasses import dataclass
