@@ -90,7 +90,7 @@ def test_the_command_writes_where_a_network_comes_from(unflip, tmp_path):
     assert shown.code == 0, shown.err
     for text in (
         "source file: small-0003.params",
-        "source licence: Apache-2.0",
+        "source license: Apache-2.0",
         "labels airplane",
         "0.485",
     ):

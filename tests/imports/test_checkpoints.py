@@ -232,7 +232,7 @@ def test_the_command_writes_where_a_network_comes_from(unflip, tmp_path):
     assert "sign(0) is +1" in made.out
     graph = read(out).graph
     assert graph["source"]["file"] == "model.th"
-    assert graph["source"]["licence"] == "MIT"
+    assert graph["source"]["license"] == "MIT"
     assert graph["labels"][0] == "airplane"
     shown = unflip("show", out)
     assert "source format: PyTorch checkpoint, layout adabin-resnet20" in shown.out

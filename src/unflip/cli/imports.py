@@ -30,9 +30,9 @@ Labels = Annotated[
         help="A text file of class names in the order of the outputs: one line per class, its key and its name."
     ),
 ]
-Licence = Annotated[
+License = Annotated[
     str | None,
-    typer.Option(help="The licence of the file, as a note. Default: what its page states."),
+    typer.Option(help="The license of the file, as a note. Default: what its page states."),
 ]
 
 BMXNET_PAGE = "https://github.com/hpi-xnor/BMXNet"
@@ -58,7 +58,7 @@ def bmxnet(
         ),
     ] = None,
     labels: Labels = None,
-    licence: Licence = None,
+    license: License = None,
 ) -> None:
     """Import a network of BMXNet: MXNet's .params and symbol files with binary weights."""
     needs("importing networks", "torch")
@@ -77,7 +77,7 @@ def bmxnet(
         )
     if size is not None and size != images.size:
         images = dataclasses.replace(images, size=size, preparation=f"RGB, {size} × {size}")
-    origin = {"format": "BMXNet", "page": BMXNET_PAGE, "licence": licence or "Apache-2.0"}
+    origin = {"format": "BMXNet", "page": BMXNET_PAGE, "license": license or "Apache-2.0"}
     changes = [
         f"{found.binary} binary convolutions count equal signs: written as a scale of 1/2 and a shift of K/2",
         "their padding is +1: written as a padding by zeros before the sign",
@@ -117,7 +117,7 @@ def torch(
     ],
     out: Out,
     labels: Labels = None,
-    licence: Licence = None,
+    license: License = None,
 ) -> None:
     """Import a checkpoint that authors of a method released.
 
@@ -131,7 +131,7 @@ def torch(
     origin = {
         "format": f"PyTorch checkpoint, layout {layout}",
         "page": chosen.page,
-        "licence": licence or chosen.licence,
+        "license": license or chosen.license,
     }
     changes = [
         "latent weights became signs and scales; they cannot be trained further",
@@ -170,4 +170,4 @@ def _write(
     for change in changes:
         print(f"changed: {change}")
     print(f"images: {images.preparation}; classes: {images.classes}")
-    print(f"licence: {origin['licence']} ({origin['page']})")
+    print(f"license: {origin['license']} ({origin['page']})")

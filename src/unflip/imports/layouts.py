@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 Rows = Mapping[str, str]
 
-UNKNOWN_LICENCE = "not stated in the checkpoint; ask the authors"
+UNKNOWN_LICENSE = "not stated in the checkpoint; ask the authors"
 
 STEM: Rows = {"conv1.weight": "conv1.weight", "bn1.*": "bn1.*"}
 
@@ -27,7 +27,7 @@ class Layout:
     """How a released checkpoint fits one of our networks."""
 
     page: str  # where code and checkpoint were published
-    licence: str
+    license: str
     network: str
     options: Mapping[str, Any]
     method: Mapping[str, Any]
@@ -122,7 +122,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "irnet-resnet20": Layout(
         "https://github.com/htqin/IR-Net",
-        UNKNOWN_LICENCE,
+        UNKNOWN_LICENSE,
         "resnet20",
         {"order": "conv-bn-hardtanh", "shortcut": "conv"},
         {"name": "irnet"},
@@ -132,7 +132,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "recu-resnet20": Layout(
         "https://github.com/z-hXu/ReCU",
-        UNKNOWN_LICENCE,
+        UNKNOWN_LICENSE,
         "resnet20",
         {"order": "conv-bn-hardtanh", "shortcut": "conv", "pixels": "mean"},
         {"name": "recu"},
@@ -147,7 +147,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "bireal-resnet18": Layout(
         BIREAL_PAGE,
-        UNKNOWN_LICENCE,
+        UNKNOWN_LICENSE,
         "resnet18",
         {"variant": "bireal"},
         {"name": "bireal"},
@@ -159,7 +159,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "bireal-resnet34": Layout(
         BIREAL_PAGE,
-        UNKNOWN_LICENCE,
+        UNKNOWN_LICENSE,
         "resnet34",
         {"variant": "bireal"},
         {"name": "bireal"},
@@ -171,7 +171,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "reactnet-resnet18": Layout(
         REACTNET_PAGE,
-        UNKNOWN_LICENCE,
+        UNKNOWN_LICENSE,
         "resnet18",
         {"variant": "reactnet"},
         {"name": "reactnet"},

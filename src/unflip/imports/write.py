@@ -32,7 +32,7 @@ class Images:
 
 
 IMAGENET_ORDER = "1,000 ImageNet classes in the order of sorted WNIDs"
-IMAGENET_CROP = "RGB, short side 256, centre crop 224"
+IMAGENET_CROP = "RGB, short side 256, center crop 224"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
