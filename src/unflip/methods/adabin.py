@@ -9,7 +9,8 @@ Weights     Q = α · sign(Ŵ) + β, Ŵ = (W − β) / α;  β = mean(W), α = �
             t = 10^(−3 + 4 · epoch / epochs)                     (IR-Net's estimator and schedule)
 Inputs      B = α · sign(z) + β, z = (x − β) / α, with α and β learned per layer, starting at 1 and 0
             ∂B/∂x = a(z), ∂B/∂α = sign(z) − a(z) z, ∂B/∂β = 1 − a(z);  a(z) = max(0, 2 − 2|z|)
-            center="scaled": B = α · (sign(z) + β) with the same z, as in the authors' code
+            center="scaled": B = α · (sign(z) + β) with the same z, as in the authors' code;
+            ∂B/∂α = sign(z) + β − a(z) z, ∂B/∂β = α − a(z)
 Activation  Maxout: y = γ₊ max(x, 0) + γ₋ min(x, 0) with slopes learned per channel, starting at γ₊ = 1, γ₋ = ¼.
             It replaces every nn.PReLU of the network, whose slopes become γ₋ (unless maxout=False)
 
