@@ -278,6 +278,10 @@ def test_nothing_is_written_for_a_file_that_is_refused(unflip, tmp_path):
     lonely = unflip("import", "bmxnet", tmp_path / "lonely-0001.params", "-o", out)
     assert lonely.code == 1
     assert "lonely-symbol.json does not exist; name the graph" in lonely.err
+    same = unflip("import", "bmxnet", source, "-o", source)
+    assert same.code == 1
+    assert "is the file to import" in same.err
+    assert source.read_bytes() == DATA
     source.write_bytes(DATA[:-5])
     cut = unflip("import", "bmxnet", source, "-o", out)
     assert cut.code == 1

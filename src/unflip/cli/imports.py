@@ -161,6 +161,8 @@ def _write(
 ) -> None:
     from unflip.imports.write import save, sha256
 
+    if any(out.resolve() == path.resolve() for path in files):
+        raise ValueError(f"{out} is the file to import: give another file with -o")
     for path in files:
         kind = "graph" if path.suffix == ".json" else "file"
         origin[kind] = path.name
