@@ -5,7 +5,7 @@ class CannotImport(ValueError):
     """A file that is damaged, or whose network is not supported. The message says what is wrong and where."""
 
 
-MOST_NAMES = 8  # in one message
+MOST_NAMES = 40  # in one message
 
 
 def listed(names: list[str]) -> str:
