@@ -48,6 +48,7 @@ ORDER = [
     "packing",
     "runtime",
     "export",
+    "imports",
     "demo",
     "cli",
     "__main__",

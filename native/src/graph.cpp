@@ -208,6 +208,7 @@ class Loader {
     for (const Json& op : ops) read_op(op);
     read_outputs(fields);
     read_labels(fields);
+    check_source(fields);
     fields.finish();
     for (const auto& [name, tensor] : container_.tensors)
       if (used_.count(name) == 0) throw std::runtime_error("tensor '" + name.substr(0, 100) + "': nothing in the graph uses it");
@@ -286,6 +287,16 @@ class Loader {
     if (labels.type != Json::Type::Array || !fitting) fields.wrong("labels", right);
     for (const Json& label : labels.items)
       if (label.type != Json::Type::String) fields.wrong("labels", right);
+  }
+
+  // Where an imported network comes from: texts for people, which nothing here uses.
+  void check_source(Fields& fields) const {
+    const Json* source = fields.optional("source");
+    if (source == nullptr) return;
+    const std::string right = "an object of strings of at most 4,096 bytes";
+    if (source->type != Json::Type::Object) fields.wrong("source", right);
+    for (const Json& text : source->items)
+      if (text.type != Json::Type::String || text.string.size() > kMaxName) fields.wrong("source", right);
   }
 
   // --- ops

@@ -229,3 +229,26 @@ def test_without_maxout() -> None:
     model = unflip.binarize(net(), "adabin", maxout=False, quiet=True)
     assert not any(isinstance(m, Maxout) for m in model.modules())
     assert all(layer.method.options()["maxout"] is False for _, layer in binary_layers(model))
+
+
+def test_a_scaled_center_is_that_of_the_authors_code() -> None:
+    """α (sign((x − β) / α) + β): the threshold is β, the center αβ."""
+    made = AdaptiveInputs(torch.zeros(1, dtype=torch.float64), scaled=True)
+    with torch.no_grad():
+        made.distance.fill_(0.5)
+        made.centre.fill_(0.3)
+    x = torch.tensor([-1.0, 0.29, 0.3, 0.31, 2.0], dtype=torch.float64, requires_grad=True)
+    found = made(x)
+    torch.testing.assert_close(found, 0.15 + 0.5 * torch.tensor([-1.0, -1, 1, 1, 1]).double())
+    found.sum().backward()
+    z = (x.detach() - 0.3) / 0.5
+    slope = (2 - 2 * z.abs()).clamp(min=0)
+    sign = torch.where(z >= 0, 1.0, -1.0)
+    torch.testing.assert_close(x.grad, slope)
+    torch.testing.assert_close(made.distance.grad, (sign + 0.3 - slope * z).sum())
+    torch.testing.assert_close(made.centre.grad, (0.5 - slope).sum())
+    layer = BinaryLinear(4, 3, method={"name": "adabin", "center": "scaled"})
+    assert isinstance(layer.input_binarizer, AdaptiveInputs)
+    assert layer.input_binarizer.scaled
+    code = layer.input_binarizer.code()
+    assert code.scales == (2.0,)

@@ -62,7 +62,9 @@ def test_at_every_step_and_the_floats_around_it(levels: Levels, bits: int) -> No
 @given(
     bits=st.integers(2, 8),
     values=st.lists(
-        st.floats(-0.25, 1.25, width=32) | st.floats(width=32, allow_nan=False), min_size=1
+        st.floats(-0.25, 1.25, width=32)
+        | st.floats(width=32, allow_nan=False, allow_infinity=False),
+        min_size=1,
     ),
 )
 def test_at_any_float(levels: Levels, bits: int, values: list[float]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unflip.runtime import Model
 
 EVALUATED_AT_ONCE = 100
+SHOWN_LABELS = 10
 
 
 @app.command(epilog="Example: unflip show digits.unflip")
@@ -45,12 +46,20 @@ def show(model: Packed, max_memory: MaxMemory = None, max_work: MaxWork = None) 
         f"{'with' if preprocess else 'without'} preprocessing, "
         f"{len(labels) if labels else 'no'} labels"
     )
+    if preprocess:
+        mean, std = (", ".join(f"{v:.6g}" for v in preprocess[key]) for key in ("mean", "std"))
+        print(f"preprocessing (pixel / 255 − mean) / std: mean {mean}; std {std}")
+    if labels:
+        shown = ", ".join(map(printable, labels[:SHOWN_LABELS]))
+        print(f"labels {shown}{', ...' if labels[SHOWN_LABELS:] else ''}")
     for name, shape in found.outputs.items():
         print(f"{_output(name, packed.graph)} {_shape(shape)}")
     print(
         f"needs at most {network.memory_needed:,} bytes of memory to load and run one sample, and "
         f"{network.work_needed:,} units of work per sample (about a nanosecond each)"
     )
+    for key, text in packed.graph.get("source", {}).items():
+        print(f"source {printable(key)}: {printable(text)}")
     print(f"SHA-256 {sha256(model)} (verified)")
 
 

@@ -74,7 +74,8 @@ def _input(e: Exporter) -> Value:
 
 
 def _metadata(graph: dict[str, Any]) -> dict[str, str]:
-    texts = {"labels": graph.get("labels"), "preprocess": graph["input"].get("preprocess")}
+    texts = {key: graph.get(key) for key in ("labels", "source")}
+    texts["preprocess"] = graph["input"].get("preprocess")
     return {key: json.dumps(value) for key, value in texts.items() if value is not None}
 
 

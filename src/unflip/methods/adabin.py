@@ -9,19 +9,22 @@ Weights     Q = α · sign(Ŵ) + β, Ŵ = (W − β) / α;  β = mean(W), α = �
             t = 10^(−3 + 4 · epoch / epochs)                     (IR-Net's estimator and schedule)
 Inputs      B = α · sign(z) + β, z = (x − β) / α, with α and β learned per layer, starting at 1 and 0
             ∂B/∂x = a(z), ∂B/∂α = sign(z) − a(z) z, ∂B/∂β = 1 − a(z);  a(z) = max(0, 2 − 2|z|)
+            center="scaled": B = α · (sign(z) + β) with the same z, as in the authors' code;
+            ∂B/∂α = sign(z) + β − a(z) z, ∂B/∂β = α − a(z)
 Activation  Maxout: y = γ₊ max(x, 0) + γ₋ min(x, 0) with slopes learned per channel, starting at γ₊ = 1, γ₋ = ¼.
             It replaces every nn.PReLU of the network, whose slopes become γ₋ (unless maxout=False)
 
 In the discrete form β is the ``offset``: one number per filter, not a second bit per weight.
 
 Differences from the authors' code: the center of inputs is β, as in the paper; their code has α (sign(z) + β), with
-center αβ. Their Maxout comes after BatchNorm and the addition of a shortcut. Ours stands where the network has its
-PReLU, which is the same place in ``resnet18(variant="adabin")``; a network without PReLU gets no Maxout. γ₊ is state of
-the method, under ``adapted``. In a filter of equal weights α is nearly 0 and only the mean has a gradient; their code
-divides 0 by 0.
+center αβ. center="scaled" is for their checkpoints. Their Maxout comes after BatchNorm and the addition of a shortcut.
+Ours stands where the network has its PReLU, which is the same place in ``resnet18(variant="adabin")`` and
+``resnet20(order="adabin", shortcut="conv")``; a network without PReLU gets no Maxout. γ₊ is state of the method, under
+``adapted``. In a filter of equal weights α is nearly 0 and only the mean has a gradient; their code divides 0 by 0.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +74,9 @@ class AdaptiveSet(WeightBinarizer):
 class AdaptiveInputs(InputBinarizer):
     unit = False
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Tensor, scaled: bool = False) -> None:
         super().__init__()
+        self.scaled = scaled
         self.distance = nn.Parameter(like.new_tensor(1.0))
         self.centre = nn.Parameter(like.new_tensor(0.0))  # its name is part of saved state dicts
 
@@ -80,7 +84,8 @@ class AdaptiveInputs(InputBinarizer):
         alpha, beta = at_least_float32(self.distance), at_least_float32(self.centre)
         z = (at_least_float32(x) - beta) / alpha
         binary = straight_through(sign(z), parabolic_sign(z))
-        return (alpha * binary + beta).to(x.dtype)
+        both = alpha * (binary + beta) if self.scaled else alpha * binary + beta
+        return both.to(x.dtype)
 
     def code(self) -> InputCode:
         return one_step_code(self)
@@ -115,6 +120,7 @@ class AdaBin(Method):
     """Two free values per filter (from its mean and deviation) and per layer's inputs (learned)."""
 
     maxout: bool = True
+    center: Literal["free", "scaled"] = "free"
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         assert isinstance(layer.weight, Tensor)
@@ -122,7 +128,7 @@ class AdaBin(Method):
 
     def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
         assert isinstance(layer.weight, Tensor)
-        return AdaptiveInputs(layer.weight)
+        return AdaptiveInputs(layer.weight, self.center == "scaled")
 
     def adapt(self, model: nn.Module) -> None:
         if self.maxout:

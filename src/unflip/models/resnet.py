@@ -13,6 +13,7 @@ adabin          AdaBin's ResNet-18, Tu et al., ECCV 2022, arXiv:2208.08084: as r
 conv-prelu-bn   ResNet-20 of FDA-BNN, Xu et al., NeurIPS 2021, who share authors with Han et al.
 conv-bn-hardtanh  ResNet-20 of IR-Net, Qin et al., CVPR 2020, arXiv:1909.10788
 conv-bn-prelu   the order of ReActNet: conv → BN, add, then PReLU
+adabin          ResNet-20 of AdaBin: as conv-bn-prelu, with BatchNorm between the mean and the linear layer
 
 A binary layer binarizes its input itself, so there is no sign in this file. Weights start as torch initializes them.
 The orders of bireal, reactnet and adabin are those of the released code. That of bireal-prelu is inferred: later code
@@ -47,7 +48,7 @@ from unflip.models.base import (
 )
 
 Shortcut = Literal["block", "conv"]
-Order = Literal["conv-prelu-bn", "conv-bn-hardtanh", "conv-bn-prelu"]
+Order = Literal["conv-prelu-bn", "conv-bn-hardtanh", "conv-bn-prelu", "adabin"]
 Variant = Literal["plain", "bireal", "bireal-prelu", "reactnet", "adabin"]
 Downsample = Literal["float", "binary"]
 Pixels = Literal["every-second", "mean"]
@@ -156,7 +157,7 @@ class CifarResNet(nn.Module):
         in_channels: int,
     ) -> None:
         super().__init__()
-        irnet = order == "conv-bn-hardtanh"
+        head_norm = order in ("conv-bn-hardtanh", "adabin")
         c1, c2, c3 = channels
         self.conv1 = nn.Conv2d(in_channels, c1, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(c1)
@@ -165,7 +166,7 @@ class CifarResNet(nn.Module):
         self.layer2 = stage(c1, c2, 3, 2, style, shortcut)
         self.layer3 = stage(c2, c3, 3, 2, style, shortcut)
         self.head_activation = activation_module("relu" if style.prelu else "identity")
-        self.head_norm = nn.BatchNorm1d(c3) if irnet else nn.Identity()
+        self.head_norm = nn.BatchNorm1d(c3) if head_norm else nn.Identity()
         self.fc = nn.Linear(c3, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,6 +202,8 @@ def resnet20(
               "conv-bn-prelu": prelu(bn(conv(x)) + shortcut), one slope per channel; the stem is
               conv → BN → PReLU, the head mean → linear. This is the order of ReActNet and most later
               networks; no paper has exactly this ResNet-20.
+              "adabin": the same with the head mean → BatchNorm → linear. With shortcut="conv" this is
+              AdaBin's released ResNet-20.
     pixels    which pixels a shortcut keeps if the image becomes smaller: "every-second" (He et al.) or the
               "mean" of 2×2.
 
@@ -214,6 +217,7 @@ def resnet20(
         "conv-prelu-bn": Style(shortcut, prelu=True),
         "conv-bn-hardtanh": Style(shortcut, after="hardtanh"),
         "conv-bn-prelu": Style(shortcut, prelu_after=True),
+        "adabin": Style(shortcut, prelu_after=True),
     }[order]
     channels = scaled_channels("resnet20", (width, 2 * width, 4 * width), widths, "stage")
     keep = partial(OptionA, pixels=pixels)

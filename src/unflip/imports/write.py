@@ -1,0 +1,110 @@
+"""Writing an imported network: preprocessing, class names and origin go into the packed file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from unflip.data import class_names
+from unflip.data.cifar import CLASSES as CIFAR10
+from unflip.imports.errors import CannotImport
+from unflip.packing import Packed, make_packed
+from unflip.packing.file import write
+
+MOST_SOURCE = 4096  # bytes of one text, as the runtime reads it
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a network: their size, (pixel / 255 − mean) / std, and its classes."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    labels: tuple[str, ...] | None
+    classes: str  # what the classes are, and their order
+    preparation: str  # what happens before the normalization
+
+
+IMAGENET_ORDER = "1,000 ImageNet classes in the order of sorted WNIDs"
+IMAGENET_CROP = "RGB, short side 256, center crop 224"
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def imagenet(
+    mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+) -> Images:
+    return Images(224, mean, std, None, IMAGENET_ORDER, IMAGENET_CROP)
+
+
+def cifar10(
+    mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+) -> Images:
+    return Images(32, mean, std, CIFAR10, "CIFAR-10's ten classes in its order", "RGB, 32 × 32")
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def read_labels(path: Path, count: int) -> tuple[str, ...]:
+    """Class names from a file with one class per line, in the order of the outputs: a key, white space, its names."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotImport(f"{path} cannot be read as UTF-8 text: {error}") from None
+    found = [line.split(maxsplit=1) for line in lines if line.strip()]
+    if len(found) != count:
+        raise CannotImport(
+            f"{path} has {len(found):,} classes, but the network has {count:,} outputs; write one line per class"
+        )
+    keys = [words[0] for words in found]
+    wnids = [key for key in keys if class_names.wnid(key)]
+    if len(wnids) == count and keys != sorted(keys):
+        raise CannotImport(
+            f"{path}: the network's classes are in the order of sorted WNIDs; sort it"
+        )
+    return class_names.short_names(keys, [words[-1] for words in found])
+
+
+def packed(
+    model: nn.Module, images: Images, origin: dict[str, str], labels: Sequence[str] | None = None
+) -> Packed:
+    """Pack the model. Its file also has ``origin`` and what is known about the images, as ``source``."""
+    noise = torch.randint(
+        256,
+        (2, len(images.mean), images.size, images.size),
+        generator=torch.Generator().manual_seed(0),
+    )
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (images.mean, images.std))
+    found = make_packed(
+        model,
+        (noise / 255 - mean) / std,
+        labels=labels or images.labels,
+        preprocess={"mean": images.mean, "std": images.std},
+    )
+    source = origin | {"classes": images.classes, "images": images.preparation}
+    for key, text in source.items():
+        if len(text.encode()) > MOST_SOURCE:
+            raise CannotImport(f"the source's {key} is longer than {MOST_SOURCE:,} bytes")
+    return found._replace(graph=found.graph | {"source": source})
+
+
+def save(
+    path: Path,
+    model: nn.Module,
+    images: Images,
+    origin: dict[str, str],
+    labels: Sequence[str] | None,
+) -> int:
+    """Write the packed file, and return its size in bytes."""
+    return write(path, packed(model, images, origin, labels))
