@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kGrowth = 3;    // a vector that grows has its old and its doubled memory at the same time
 constexpr int64_t kPart = 64;     // alignment of the parts of a scratch
-constexpr int64_t kProcessBytes = 1 << 20;  // pages of code and tables that are touched for the first time
+constexpr int64_t kProcessBytes = 4 << 20;  // code and tables that are touched for the first time, and what the kernel rounds
 constexpr int64_t kOpBytes = 4096, kStepBytes = 1024, kInputBytes = 512;  // objects and their small vectors
 
 struct TaskNeeds {
