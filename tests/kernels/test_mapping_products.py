@@ -64,7 +64,7 @@ def errors(mapping: MappingNetwork, weight: Tensor) -> list[float]:
 @runs
 @pytest.mark.parametrize(
     ("filters", "channels", "residual", "size"),
-    [(5, 16, False, 0.03), (40, 48, True, 0.03), (3, 32, False, 1e-7), (4, 16, False, 1e5)],
+    [(5, 16, False, 0.03), (12, 32, True, 0.03), (3, 32, False, 1e-7), (4, 16, False, 1e5)],
 )
 def test_predictions_are_as_precise_as_float32(
     filters: int, channels: int, residual: bool, size: float
