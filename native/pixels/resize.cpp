@@ -279,7 +279,7 @@ template <int32_t COUNT>
 UNFLIP_AVX2 void rows_by_sixteen(const uint8_t* const* rows, const int32_t* weights, int32_t count, size_t length,
                                  uint8_t* out) {
   for (size_t x = 0; x + 16 <= length; x += 16) add_rows<COUNT>(rows, weights, count, x, out);
-  if (length % 16) add_rows<COUNT>(rows, weights, count, length - 16, out);  // some bytes a second time
+  if (length % 16) add_rows<COUNT>(rows, weights, count, length - 16, out);  // the last 16 bytes; some of them were written before
 }
 
 UNFLIP_AVX2 void rows_avx2(const uint8_t* const* rows, const int32_t* weights, int32_t count, size_t length,

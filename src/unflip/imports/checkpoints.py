@@ -109,7 +109,6 @@ def _expanded(rows: Rows, place: dict[str, int]) -> dict[str, str]:
 
 def fit(state: Mapping[str, Tensor], layout: Layout, problem: str) -> Fitted:
     """Our network with the tensors of ``state``. ``problem`` begins the message if they do not fit."""
-    torch.manual_seed(0)
     model = create(layout.network, layout.method, **layout.options)
     own, table = model.state_dict(), names(layout)
     state = {_renamed(key, layout.endings): value for key, value in state.items()}

@@ -36,6 +36,9 @@ from unflip.methods.pieces import ClippedSign, PlainSign
 from unflip.methods.registry import register
 from unflip.ste import sign
 
+# why it is unfit for LNS
+NO_LATENT_WEIGHTS = "it has no latent weights, which a mapping network needs as its input"
+
 
 class Bop(Optimizer):
     """Flips ±1 weights where the average of their gradients exceeds a threshold; ``lr`` is γ."""
@@ -123,7 +126,7 @@ class BopMethod(Method):
 
     @property
     def unfit_for_lns(self) -> str | None:
-        return "it has no latent weights, which a mapping network needs as its input"
+        return NO_LATENT_WEIGHTS
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         return FlippedSign()

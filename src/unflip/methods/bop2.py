@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unflip.methods.base import InputBinarizer, Method, WeightBinarizer
-from unflip.methods.bop import Bop, FlippedSign, flip_above
+from unflip.methods.bop import NO_LATENT_WEIGHTS, Bop, FlippedSign, flip_above
 from unflip.methods.pieces import ClippedSign
 from unflip.methods.registry import register
 
@@ -91,7 +91,7 @@ class Bop2Method(Method):
 
     @property
     def unfit_for_lns(self) -> str | None:
-        return "it has no latent weights, which a mapping network needs as its input"
+        return NO_LATENT_WEIGHTS
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         return FlippedSign()

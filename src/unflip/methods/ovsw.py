@@ -31,18 +31,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
+from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer
 from unflip.methods.pieces import (
+    MAPPING_DECIDES_SIGNS,
     at_least_float32,
     centered,
     filter_mean,
-    parabolic_sign,
     sample_dims,
-    sign_code,
     warn_of_missing_hook,
 )
+from unflip.methods.recu import ScaledApproxSign
 from unflip.methods.registry import register
-from unflip.ste import sign, straight_through
+from unflip.ste import sign
 
 EPSILON = 1e-5
 MIN_GRADIENT, MIN_WEIGHT = 1e-6, 1e-3  # least norms of a filter's gradient and weights
@@ -100,23 +100,13 @@ def filter_norm(values: Tensor) -> Tensor:
     return norms.view(-1, *[1] * (values.dim() - 1))
 
 
-class DeviationScaledSign(InputBinarizer):
+class DeviationScaledSign(ScaledApproxSign):
     """sign(x); its gradient is that of the approximate sign of x / s, with s taken as constant."""
-
-    def __init__(self, sample: tuple[int, ...]) -> None:
-        super().__init__()
-        self.sample = sample  # the dimensions of one sample
-
-    def forward(self, x: Tensor) -> Tensor:
-        return straight_through(sign(x), parabolic_sign(self.scaled(x) if self.training else x))
 
     def scaled(self, x: Tensor) -> Tensor:
         wide = at_least_float32(x)
         variance = wide.detach().var(self.sample, correction=0, keepdim=True)
         return (wide / torch.sqrt(variance + EPSILON)).to(x.dtype)
-
-    def code(self) -> InputCode:
-        return sign_code()
 
 
 @register("ovsw")
@@ -149,10 +139,7 @@ class OvSW(Method):
 
     @property
     def unfit_for_lns(self) -> str | None:
-        return (
-            "it changes the gradients of latent weights whose signs are the binary weights, and in LNS the mapping "
-            "network decides the signs"
-        )
+        return MAPPING_DECIDES_SIGNS
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         assert isinstance(layer.weight, Tensor)

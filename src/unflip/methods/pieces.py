@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, WeightBinarizer
 from unflip.ste import sign, straight_through
 
+# why methods that change the gradients of latent weights are unfit for LNS
+MAPPING_DECIDES_SIGNS = (
+    "it changes the gradients of latent weights whose signs are the binary weights, and in LNS the mapping network "
+    "decides the signs"
+)
+
 # --- scales and moments of weights ----------------------------------------------------------------------
 
 

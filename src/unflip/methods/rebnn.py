@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from unflip.methods.base import BinaryWeight, InputBinarizer, Method, WeightBinarizer
 from unflip.methods.pieces import (
+    MAPPING_DECIDES_SIGNS,
     at_least_float32,
     filter_mean,
     replace_prelus,
@@ -95,10 +96,7 @@ class ReBNN(Method):
 
     @property
     def unfit_for_lns(self) -> str | None:
-        return (
-            "it changes the gradients of latent weights whose signs are the binary weights, and in LNS the mapping "
-            "network decides the signs"
-        )
+        return MAPPING_DECIDES_SIGNS
 
     def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
         assert isinstance(layer.weight, Tensor)
