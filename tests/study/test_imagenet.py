@@ -21,7 +21,8 @@ from unflip.study.summary import Summary
 from unflip.train.job import RunOptions
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-TINY = ("data={name: digits}", "model.width=8", "epochs=1", "batch_size=256", "allow_no_flips=true")
+ONE = ("epochs=1", "schedule={name: cosine}")
+TINY = ("data={name: digits}", "model.width=8", *ONE, "batch_size=256", "allow_no_flips=true")
 
 
 def inputs(size: int, classes: int) -> InputSpec:
