@@ -32,7 +32,7 @@ wheel: $(VENV)/installed
 
 # All studies on one page, build/report.html, made from the archives in results/.
 CIFAR10 := readings ablation theta-rate sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods
-IMAGENETTE :=
+IMAGENETTE := imagenette-resnet18
 report: $(VENV)/installed
 	rm -rf build/results
 	mkdir -p build/results

@@ -376,9 +376,12 @@ def imagenet_speed_table(path: Path = HERE / "training-speed" / "imagenet.json")
     """Speed, memory and start-up of ResNet-18 at ImageNet's size."""
     labels = {
         "float": "torchvision's float ResNet-18, compiled",
-        "engine": "ours, Bi-Real + PReLU, first start",
-        "again": "the same, second start",
+        "plain": "our 1-bit ResNet-18 (Bi-Real + PReLU) in a plain loop, compiled",
+        "captured": "the same by `unflip train --no-compile`",
+        "engine": "the same by `unflip train`",
+        "again": "the same, started again",
         "lns": "the same with LNS",
+        "pack": "without LNS, images from a pack",
     }
     head = ["", "images/s", "ms per step", "GiB", "s from the command to the first step"]
     parts = json.loads(path.read_text())["parts"]

@@ -284,3 +284,31 @@ def test_patience_alone_goes_on_after_all_signs_agree() -> None:
     before = loss()
     assert warm_start(model, steps=300, lr=1e-2, agreement=None, patience=100) == {"0": 1.0}
     assert loss() < before / 2
+
+
+class _OtherLayout(torch.autograd.Function):
+    """The weights, and a gradient whose strides are those of channels_last, as some kernels return it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.contiguous(memory_format=torch.channels_last)
+
+
+def test_gradients_have_the_layout_of_the_parameters(lns_net: Net) -> None:
+    """Adam's fused step on a GPU refuses others."""
+    _, latent, binarizer = mapped_layers(lns_net())[0]
+    kernels = [p for p in binarizer.mapping.parameters() if p.dim() == 4]
+
+    def predict(weight: torch.Tensor) -> torch.Tensor:
+        return binarizer.mapping(weight) + sum(_OtherLayout.apply(p).sum() for p in kernels)
+
+    weight = latent.detach()
+    labels = binarizer.noisy_labels(weight)
+    warm_start_module._Lessons(weight, labels, binarizer, predict, lr=0.001).step(0.001)
+    for kernel in kernels:
+        assert kernel.grad is not None
+        assert kernel.grad.stride() == kernel.stride()

@@ -244,9 +244,10 @@ class _Lessons:
     def _step(self) -> None:
         with torch.enable_grad():
             loss = self.binarizer.supervision(self.predict(self.weight), self.labels).mean()
-        grads = torch.autograd.grad(loss, self.parameters)
-        for parameter, grad in zip(self.parameters, grads, strict=True):
-            parameter.grad = grad
+        self.optimizer.zero_grad()
+        loss.backward(
+            inputs=self.parameters
+        )  # into the layout of each parameter: fused Adam refuses others
         self.optimizer.step()
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
