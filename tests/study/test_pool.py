@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,19 @@ def test_an_error_in_a_worker_is_the_studys(tmp_path: Path, on_digits: OnDigits)
     study = on_digits("ablation", tmp_path, 1, "data.name=folder")
     with pytest.raises(ValueError, match="'folder' needs the folder of the images"):
         run_study(study, engine=POOL, options=CPU)
+
+
+def test_after_an_error_the_other_arms_are_trained(
+    tmp_path: Path, on_digits: OnDigits, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "xnor" / "seed-0"
+    blocked.parent.mkdir()
+    blocked.write_text("not a folder")  # training fails there, and only there
+    study = on_digits("sota", tmp_path, 1, *SMALL)
+    with pytest.raises(RunError, match=f"cannot write to {blocked}"):
+        run_study(study, only=["xnor", "tbn"], engine=replace(POOL, workers=1), options=CPU)
+    assert f"sota: xnor failed: cannot write to {blocked}" in capsys.readouterr().out
+    assert {arm.name: len(arm.accuracies) for arm in Summary.read(tmp_path).arms}["tbn"] == 1
 
 
 def test_sigterm_stops_a_pool_as_ctrl_c_does(tmp_path: Path) -> None:

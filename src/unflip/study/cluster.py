@@ -52,14 +52,16 @@ class Cluster:
         sent = replace(task, jobs=jobs, data=data, options=options)
         self.running[self.work.remote(sent)] = task.name
 
-    def wait(self) -> str:
+    def wait(self) -> tuple[str, Exception | None]:
         [done], _ = self.ray.wait(list(self.running), num_returns=1)
         name = self.running.pop(done)
         try:
             self.ray.get(done)
         except self.ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        return name
+            if not isinstance(error.cause, Exception):
+                raise error.cause from error  # it was interrupted
+            return name, error.cause
+        return name, None
 
     def stop(self) -> None:
         for task in self.running:

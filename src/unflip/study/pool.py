@@ -47,7 +47,7 @@ class Pool:
     def log(self, name: str) -> Path:
         return self.out / name / LOG
 
-    def wait(self) -> str:
+    def wait(self) -> tuple[str, Exception | None]:
         ended = wait([process.sentinel for process, _ in self.running.values()])
         name, process, answer = next(
             (n, p, c) for n, (p, c) in self.running.items() if p.sentinel in ended
@@ -57,12 +57,13 @@ class Pool:
         with suppress(EOFError):
             if answer.poll():
                 error = answer.recv()
-                if error is not None:
-                    raise error
-                return name
-        raise RuntimeError(
+                if error is None or isinstance(error, Exception):
+                    return name, error
+                raise error  # it was interrupted
+        text = (
             f"the process of {name} ended with exit code {process.exitcode}; see {self.log(name)}"
         )
+        return name, RuntimeError(text)
 
     def stop(self) -> None:
         for process, _ in self.running.values():

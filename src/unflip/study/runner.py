@@ -60,8 +60,8 @@ class Workers(Protocol):
 
     def start(self, task: Task) -> None: ...
 
-    def wait(self) -> str:
-        """Wait until a task is done and return its name. An error it raised is raised here."""
+    def wait(self) -> tuple[str, Exception | None]:
+        """Wait until a task ends; return its name, and the error that ended it, if any."""
         ...
 
     def stop(self) -> None:
@@ -274,14 +274,16 @@ def _beside_each_other(
     options: RunOptions,
     tell: Callable[[], object],
 ) -> None:
-    """A task is an arm's seeds, or ``at_once`` runs of several arms; it begins when its starts are finished."""
+    """A task is an arm's seeds, or ``at_once`` runs of several arms; it begins when its starts are finished. After an
+    error in one, those that do not need it are trained; then the error is raised."""
     if _on_gpu(options):
         options = replace(options, gpu_lock=study.out / ".gpu-lock")
     workers = _workers(engine, study)
     running: dict[str, list[str]] = {}  # a task has the name of its first arm
+    failed: dict[str, Exception] = {}
 
     def waiting() -> Batch:
-        busy = [name for names in running.values() for name in names]
+        busy = [*failed, *(name for names in running.values() for name in names)]
         return [(arm, seeds) for arm, seeds in study.ready() if arm.name not in busy]
 
     try:
@@ -295,12 +297,19 @@ def _beside_each_other(
                 workers.start(Task(names[0], tuple(_jobs(study, batch)), data, options))
                 running[names[0]] = names
             if not running:
-                return
-            done = running.pop(workers.wait())
+                break
+            name, error = workers.wait()
+            done = running.pop(name)
             tell()
-            _say(study, f"{', '.join(done)} {'is' if len(done) == 1 else 'are'} done")
+            if error is None:
+                _say(study, f"{', '.join(done)} {'is' if len(done) == 1 else 'are'} done")
+                continue
+            failed |= dict.fromkeys(done, error)
+            _say(study, f"{', '.join(done)} failed: {error}")
     finally:
         workers.stop()
+    for error in failed.values():
+        raise error
 
 
 def _seeds(seeds: Sequence[int]) -> str:
