@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The native library is part of the install: a change here rebuilds its changed files.
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo test lint format wheel report clean
+.PHONY: demo test lint format wheels release report clean
 
 demo: $(VENV)/installed
 	$(BIN)/unflip demo
@@ -26,9 +26,17 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One file with the native library built in: it installs without a compiler.
-wheel: $(VENV)/installed
-	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+# The source archive, and one wheel per platform with the native library built in: they install without a compiler.
+# PLATFORMS=linux-x86_64 builds only that one. The wheels for Linux are then tried in a new environment.
+wheels: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build ziglang auditwheel
+	$(BIN)/python tools/wheels.py $(PLATFORMS)
+	$(BIN)/python tools/try_wheels.py
+
+# What must be true before a version is tagged. It uploads nothing.
+release: test
+	$(BIN)/python tools/release.py
+	$(MAKE) wheels
 
 # All studies on one page, build/report.html, made from the archives in results/.
 CIFAR10 := readings ablation theta-rate sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods
@@ -44,7 +52,7 @@ report: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch scikit-build-core nanobind
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch scikit-build-core
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[train,tensorboard,dev]'
 	touch $@
 

@@ -6,6 +6,7 @@ One file of more than 400 lines, because all commands are tested with the same r
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -59,12 +60,27 @@ def test_the_installed_command_is_the_same_thing() -> None:
     assert "unflip.__main__" in script.read_text()
 
 
-def test_no_arguments_shows_every_command(unflip: Start) -> None:
-    shown = unflip()
-    text = shown.out + shown.err
+def test_help_shows_every_command(unflip: Start) -> None:
+    shown = unflip("--help")
     assert {"methods", "recipes", "cost", "train", "runs", "demo"} <= set(COMMANDS)
-    assert all(command in text for command in COMMANDS)
-    assert "Traceback" not in text
+    assert all(command in shown.out for command in COMMANDS)
+
+
+def test_no_arguments_say_what_to_do_next(unflip: Start) -> None:
+    shown = unflip()
+    assert (shown.code, shown.err) == (0, "")
+    named = re.findall(r"^  unflip (\w+)", shown.out, re.MULTILINE)
+    assert len(named) >= 4
+    assert set(named) <= set(COMMANDS)
+
+
+def test_doctor(unflip: Start) -> None:
+    shown = unflip("doctor")
+    assert (shown.code, shown.err) == (0, "")
+    lines = {line.split()[0]: line for line in shown.out.splitlines() if line.strip()}
+    assert "missing" not in lines["runtime"]
+    assert torch.__version__ in lines["torch"]
+    assert "Ready to train" in shown.out
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])

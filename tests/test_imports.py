@@ -22,6 +22,7 @@ SRC = ROOT / "src"
 
 # A package imports only packages before it. The longest name that fits a module counts: methods.base is not methods.
 ORDER = [
+    "disk",
     "hints",
     "uses",
     "tables",

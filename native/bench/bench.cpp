@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "kernels/cpu.h"
 #include "kernels/kernels.h"
 #include "thread_pool.h"
 
@@ -44,7 +45,7 @@ __attribute__((target("avx2,fma"))) double multiply_adds(int64_t loops) {
   // clang-format on
   return now() - start;
 }
-bool can_measure_peak() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool can_measure_peak() { return unflip::cpu_has_avx2(); }
 #else
 double multiply_adds(int64_t) { return 1; }
 bool can_measure_peak() { return false; }

@@ -3,7 +3,8 @@
 // A separate library with a C interface, which unflip/resize.py loads. More than 400 lines, because one command must be
 // able to build it:
 //
-//   g++ -std=c++17 -O3 -ffp-contract=off -shared -fPIC -o src/unflip/libunflip_pixels.so native/pixels/resize.cpp
+//   g++ -std=c++17 -O3 -ffp-contract=off -shared -fPIC -o src/unflip/libunflip_pixels.so native/pixels/resize.cpp \
+//       native/src/kernels/cpu.cpp
 //
 // Per axis, with scale = in / out and reach = max(scale, 1): output i is centered at (i + 0.5) · scale, and a pixel at
 // distance d from there has the weight max(0, 1 - d / reach). Weights are divided by their sum and rounded to 22
@@ -14,6 +15,8 @@
 #include <cstring>
 #include <memory>
 #include <new>
+
+#include "../src/kernels/cpu.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -291,7 +294,10 @@ UNFLIP_AVX2 void rows_avx2(const uint8_t* const* rows, const int32_t* weights, i
   rows_by_sixteen<0>(rows, weights, count, length, out);
 }
 
-bool has_avx2() { return __builtin_cpu_supports("avx2"); }
+bool has_avx2() {
+  static const bool found = unflip::cpu_has_avx2();
+  return found;
+}
 
 #else
 
@@ -398,13 +404,19 @@ bool fits(int32_t size) { return 0 < size && size <= LONGEST; }
 
 }  // namespace
 
+#if defined(_WIN32)
+#define UNFLIP_API __declspec(dllexport)
+#else
+#define UNFLIP_API __attribute__((visibility("default")))
+#endif
+
 // `pixels`: height × width × 3 bytes, `stride` bytes per row. The box left, top, right, bottom of them is resized to
 // out_width × out_height. Of that, the window of window_width × window_height pixels at window_left, window_top is
 // written to `out`, mirrored if `flip`. Nothing is read outside of the box. `out` must not overlap with `pixels`.
 // `rows_first`: whether rows are resized before columns, which can change a value by 1; Pillow 13 chooses.
 // `instructions`: 0 for the best of this CPU, 1 for plain C++, 2 for AVX2.
 // Returns 0, 1 for arguments that make no sense (or instructions that the CPU does not have), 2 if memory runs out.
-extern "C" __attribute__((visibility("default"))) int unflip_resize_rgb(
+extern "C" UNFLIP_API int unflip_resize_rgb(
     const uint8_t* pixels, int64_t stride, int32_t width, int32_t height, int32_t left, int32_t top, int32_t right,
     int32_t bottom, int32_t out_width, int32_t out_height, int32_t window_left, int32_t window_top,
     int32_t window_width, int32_t window_height, int32_t flip, int32_t rows_first, int32_t instructions,

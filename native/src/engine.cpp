@@ -23,14 +23,22 @@ const Kernels* find_kernels(const std::string& isa) {
   throw std::runtime_error("instruction set '" + isa + "' is not supported by this build or this CPU");
 }
 
+#if defined(_WIN32)  // which does not have C11's aligned_alloc
+uint8_t* allocate(size_t alignment, size_t size) { return static_cast<uint8_t*>(_aligned_malloc(size, alignment)); }
+void release(uint8_t* data) { _aligned_free(data); }
+#else
+uint8_t* allocate(size_t alignment, size_t size) { return static_cast<uint8_t*>(std::aligned_alloc(alignment, size)); }
+void release(uint8_t* data) { std::free(data); }
+#endif
+
 // Memory aligned for vectors and cache lines.
 class AlignedBytes {
  public:
-  explicit AlignedBytes(size_t size) : data_(static_cast<uint8_t*>(std::aligned_alloc(64, (size + 127) / 64 * 64))) {
+  explicit AlignedBytes(size_t size) : data_(allocate(64, (size + 127) / 64 * 64)) {
     if (!data_) throw std::bad_alloc();
     std::fill(data_, data_ + (size + 127) / 64 * 64, uint8_t{0});
   }
-  ~AlignedBytes() { std::free(data_); }
+  ~AlignedBytes() { release(data_); }
   AlignedBytes(const AlignedBytes&) = delete;
   AlignedBytes& operator=(const AlignedBytes&) = delete;
   uint8_t* data() const { return data_; }

@@ -62,6 +62,16 @@ Result guarded(Result on_error, Action action) noexcept {
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+#if defined(_WIN32)  // paths are UTF-8 here, and UTF-16 there
+fs::path path_of(const char* text) { return fs::u8path(text); }
+File opened(const fs::path& path) { return File(_wfopen(path.c_str(), L"rb"), &std::fclose); }
+#else
+fs::path path_of(const char* text) { return text; }
+File opened(const fs::path& path) { return File(std::fopen(path.c_str(), "rb"), &std::fclose); }
+#endif
+
 std::vector<uint8_t> read_file(const fs::path& path, const unflip::Limits& limits) {
   const fs::file_status status = fs::status(path);
   if (!fs::exists(status)) fail("the file does not exist");
@@ -70,7 +80,7 @@ std::vector<uint8_t> read_file(const fs::path& path, const unflip::Limits& limit
   const uintmax_t size = fs::file_size(path);
   if (size > kMaxFile) fail("larger than 2^31 bytes");
   unflip::check_memory(static_cast<int64_t>(size), limits);
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  const File file = opened(path);
   if (!file) fail("it cannot be opened");
   std::vector<uint8_t> data(static_cast<size_t>(size));
   if (std::fread(data.data(), 1, data.size(), file.get()) != data.size()) fail("it could not be read completely");
@@ -229,7 +239,7 @@ unflip_model* unflip_load(const char* path, int threads, const unflip_limits* li
     if (path == nullptr) fail("the path must not be NULL");
     try {
       const unflip::Limits checked = limits_of(limits);
-      const std::vector<uint8_t> data = read_file(path, checked);
+      const std::vector<uint8_t> data = read_file(path_of(path), checked);
       return make_model(data.data(), data.size(), threads, checked);
     } catch (const std::runtime_error& error) {
       throw std::runtime_error(std::string(path) + ": " + error.what());

@@ -1,6 +1,8 @@
 #include "thread_pool.h"
 
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -32,8 +34,10 @@ void pause() {
 std::atomic<unsigned> forks{0};
 
 unsigned watch_forks() {
+#if !defined(_WIN32)  // which has no fork
   static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
   (void)registered;
+#endif
   return forks.load(std::memory_order_relaxed);
 }
 

@@ -20,7 +20,8 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two are no
 Way = Callable[[Pixels, Box, tuple[int, int], Box, bool, Pixels], None]
 Rule = Callable[[Box, tuple[int, int]], bool]
 
-LIBRARY = "libunflip_pixels" + (".dylib" if sys.platform == "darwin" else ".so")
+NAMES = {"darwin": "libunflip_pixels.dylib", "win32": "unflip_pixels.dll"}
+LIBRARY = NAMES.get(sys.platform, "libunflip_pixels.so")
 LONGEST = 2**24  # of a side, in pixels
 BEST, PLAIN, AVX2 = 0, 1, 2  # instruction sets
 NO_MEMORY = 2

@@ -120,6 +120,21 @@ def draw_images(folder: Path, model: unflip.Model) -> None:
             Image.fromarray(pixels).save(folder / part / label / "0.png")
 
 
+def test_doctor_with_the_base_install() -> None:
+    done = base_install("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "training, packing: pip install 'unflip[train]'" in done.stdout
+    assert "Training lacks torch" in done.stdout
+    assert "pip install 'unflip[train]'" in base_install().stdout
+
+
+def test_doctor_finds_a_runtime_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNFLIP_ISA", "pdp11")
+    done = base_install("doctor")
+    assert done.returncode == 1
+    assert "UNFLIP_ISA is 'pdp11'" in done.stdout
+
+
 def test_runs_with_the_base_install(tmp_path: Path) -> None:
     folder = tmp_path / "seed-0"
     folder.mkdir()

@@ -18,7 +18,6 @@ import torch
 import unflip
 from unflip.packing.file import Packed, read, to_bytes, write
 from unflip.packing.reference import evaluate_outputs
-from unflip.runtime import _native
 from unflip.runtime._native import Network
 
 Files = dict[str, Path]
@@ -278,7 +277,7 @@ int main(int count, char** arguments) {
 def compiled(folder: Path, source: str, command: Callable[..., str]) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
-    library = Path(_native.__file__).parent
+    library = unflip.runtime.c_folder()
     (folder / "program.c").write_text(source)
     strict = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O1")
     where = (f"-I{library}", f"-L{library}", "-lunflip", f"-Wl,-rpath,{library}")
@@ -348,7 +347,7 @@ def test_the_c_example_refuses_several(
 ) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
-    library = Path(_native.__file__).parent
+    library = unflip.runtime.c_folder()
     where = (f"-I{library}", f"-L{library}", "-lunflip", f"-Wl,-rpath,{library}")
     command("gcc", root / "native/examples/classify.c", *where, "-o", tmp_path / "classify")
     words = [tmp_path / "classify", files["several"], "x.ppm"]

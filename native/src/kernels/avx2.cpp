@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "activations.h"
+#include "cpu.h"
 #include "depthwise.h"
 #include "epilogue.h"
 #include "stem.h"
@@ -258,15 +259,10 @@ constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const Look
 constexpr Kernels kAvx2 = make_kernels("avx2", avx2_look_up_tile);
 constexpr Kernels kAvx2Intrinsics = make_kernels("avx2-intrinsics", avx2_look_up_tile_intrinsics);
 
-bool supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-         __builtin_cpu_supports("popcnt");
-}
-
 }  // namespace
 
-const Kernels* avx2_kernels() { return supported() ? &kAvx2 : nullptr; }
-const Kernels* avx2_intrinsics_kernels() { return supported() ? &kAvx2Intrinsics : nullptr; }
+const Kernels* avx2_kernels() { return cpu_has_avx2() ? &kAvx2 : nullptr; }
+const Kernels* avx2_intrinsics_kernels() { return cpu_has_avx2() ? &kAvx2Intrinsics : nullptr; }
 
 }  // namespace unflip
 #endif

@@ -9,6 +9,7 @@
 
 #include "avx2.h"
 #include "activations.h"
+#include "cpu.h"
 #include "depthwise.h"
 #include "epilogue.h"
 #include "stem.h"
@@ -241,15 +242,9 @@ constexpr Kernels kAvx512 = {"avx512",
                              kFloatFilters,
                              interleave3};
 
-bool supported() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
-}
-
 }  // namespace
 
-const Kernels* avx512_kernels() { return supported() ? &kAvx512 : nullptr; }
+const Kernels* avx512_kernels() { return cpu_has_avx512() ? &kAvx512 : nullptr; }
 
 }  // namespace unflip
 #endif

@@ -4,7 +4,19 @@ Commands import what they need when they run: ``unflip show`` works where torch 
 """
 
 # ruff: noqa: I001  'unflip --help' lists the commands in the order of these imports
-from unflip.cli import catalog, data, train, study, report, pack, imports, packed
+from unflip.cli import doctor, catalog, data, train, study, report, pack, imports, packed
 from unflip.cli.app import app, run
 
-__all__ = ["app", "catalog", "data", "imports", "pack", "packed", "report", "run", "study", "train"]
+__all__ = [
+    "app",
+    "catalog",
+    "data",
+    "doctor",
+    "imports",
+    "pack",
+    "packed",
+    "report",
+    "run",
+    "study",
+    "train",
+]

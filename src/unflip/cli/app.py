@@ -19,10 +19,21 @@ STOPPED = 130  # what shells expect after Ctrl-C
 
 FORESEEN = (Foreseen, ValueError, TypeError, OSError)
 
+WELCOME = """\
+unflip {version}: train, correct and deploy 1-bit neural networks.
+
+{first}  unflip doctor                          what this machine can do, and what is missing
+  unflip demo                            the whole idea on digits, in three minutes
+  unflip train images --data DIR         train a network on your own images
+  unflip pack RUN -o model.unflip        a trained network as one small file
+  unflip predict model.unflip cat.jpg    classify images with it
+
+All commands: unflip --help"""
+INSTALL = "  pip install 'unflip[train]'            PyTorch, for training and the demo\n"
+
 app = typer.Typer(
     help="Train, correct and deploy 1-bit neural networks.",
     epilog="Example: unflip demo",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich takes as long as everything else that a help text needs
@@ -31,12 +42,15 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _version(
+def _without_a_command(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         print(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(WELCOME.format(version=__version__, first="" if installed("torch") else INSTALL))
 
 
 def run() -> None:
@@ -77,13 +91,16 @@ def _fail(error: Exception) -> NoReturn:
     sys.exit(1)
 
 
+def installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def needs(what: str, package: str) -> None:
     """Refuse, before anything is read or written, what needs a package that is not installed."""
-    try:
-        found = importlib.util.find_spec(package)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
+    if not installed(package):
         raise NotInstalled(what, package)
 
 

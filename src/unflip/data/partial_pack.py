@@ -7,7 +7,6 @@ files get their final names when all is written: the index first, so that NAME.p
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import zlib
@@ -29,6 +28,7 @@ from unflip.data.pack_format import (
     index_bytes,
     index_path,
 )
+from unflip.disk import sync_folder, try_lock
 
 ENTRY = np.dtype(
     [
@@ -108,7 +108,7 @@ class PartialPack:
         os.replace(part, index)
         os.replace(self.data_path, self.out)
         self.journal_path.unlink()
-        _sync_folder(self.out.parent)
+        sync_folder(self.out.parent)
 
     def length(self) -> int:
         """Of NAME.pack when it is finished."""
@@ -135,11 +135,11 @@ class PartialPack:
     def _lock(self) -> None:
         """Until the journal is closed. Some network file systems have no locks; there the user must take care."""
         try:
-            fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise self._busy() from None
+            locked = try_lock(self.journal)
         except OSError:
             return
+        if not locked:
+            raise self._busy()
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(self.journal.fileno()), os.stat(self.journal_path)):
                 return
@@ -258,11 +258,3 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

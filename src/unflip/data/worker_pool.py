@@ -98,6 +98,11 @@ class WorkerPool:
     """Processes that decode for any number of streams, one after another or at the same time."""
 
     def __init__(self, decoder: Decoder, workers: int, pin: Pin | None = None) -> None:
+        if sys.platform == "win32":
+            raise DataError(
+                "The data set 'images' needs Linux or macOS: its worker processes share files without names. "
+                "Use data.name=folder, which holds all images in memory."
+            )
         if not 1 <= workers <= MOST_WORKERS:
             raise DataError(
                 f"workers={workers} must be from 1 to {MOST_WORKERS}. Set --image-workers."

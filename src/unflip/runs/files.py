@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from unflip.disk import sync_folder
 from unflip.hints import Foreseen
 
 _RESUME = "and run the same command again: the run resumes from its last checkpoint"
@@ -76,7 +77,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):  # a read-only disk refuses even this
             temporary.unlink()
@@ -84,15 +85,6 @@ def write_atomically(path: Path, data: bytes) -> None:
             f"cannot write {path} ({len(data):,} bytes): {error.strerror}. "
             "Files saved earlier are untouched; free space or choose another --out, then run again."
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from unflip.disk import try_lock
 from unflip.runs.files import RunError
-from unflip.runs.locks import try_lock
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from unflip.data.spec import InputSpec
+from unflip.disk import try_lock
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import Checkpoint
 from unflip.runs.files import (
@@ -34,7 +35,6 @@ from unflip.runs.files import (
     write_atomically,
     write_json,
 )
-from unflip.runs.locks import try_lock
 
 SEED_FOLDER = re.compile(r"seed-(\d+)")
 

@@ -108,14 +108,14 @@ def _native() -> ModuleType:
         raise NativePartMissing(
             f"unflip's native library cannot be loaded ({error}). It is built when unflip is installed: "
             "'pip install .' or, to work on unflip itself, 'pip install -e .' in a checkout; "
-            "both need a C++ compiler. A wheel ('make wheel') has it built in."
+            "both need a C++ compiler. Wheels have it built in."
         ) from error
     return native
 
 
 def c_folder() -> Path:
-    """The folder of ``unflip.h`` and ``libunflip.so``, for C programs. In a checkout it is not this file's folder."""
-    return Path(str(_native().__file__)).parent
+    """The folder of ``unflip.h`` and the library, for C programs. In a checkout it is not this file's folder."""
+    return Path(_native().PATH).parent
 
 
 class Model:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from unflip.runs.locks import try_lock
+from unflip.disk import try_lock
 
 POLL_SECONDS = 0.05
 
