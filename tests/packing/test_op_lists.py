@@ -17,6 +17,7 @@ import pytest
 
 import unflip.export.onnx  # noqa: F401  (registers the export's ops)
 from unflip.export import activations, exporter
+from unflip.export.plain_c import source as plain_c
 from unflip.packing import describe, reference
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +124,13 @@ def test_the_export_has_every_op_step_and_field() -> None:
     assert {name: arguments(function) for name, function in exporter.OPS.items()} == OPS
     assert {name: arguments(function) for name, function in exporter.STEPS.items()} == STEPS
     assert set(activations.ACTIVATIONS) == ACTIVATIONS
+
+
+def test_plain_c_has_every_op_or_refuses_it() -> None:
+    assert set(plain_c.MAKERS) | set(plain_c.REFUSED) == set(OPS)
+    assert not set(plain_c.MAKERS) & set(plain_c.REFUSED)
+    curves = (Path(plain_c.__file__).parent / "kernels" / "curve.c").read_text()
+    assert {name for name in ACTIVATIONS if f"float u_{name}(float x)" in curves} == ACTIVATIONS
 
 
 def test_the_fuzzing_seeds_have_every_op_step_and_field() -> None:

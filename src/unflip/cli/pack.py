@@ -36,16 +36,54 @@ def export(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Default: MODEL with the suffix .onnx.")
     ] = None,
+    c: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write C99 instead, NAME.h and NAME.c in this folder."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="With --c: a C identifier. Default: the name of MODEL.")
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="IMAGES",
+            help="With --c: compile with this machine's cc and compare the scores of an image, or of a folder of "
+            "images, with the runtime.",
+        ),
+    ] = None,
+    int16: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="IMAGES",
+            help="With --c: store shortcuts as 16-bit integers, which needs about half the memory. Their ranges and "
+            "the error of the scores are measured on an image, or on a folder of images.",
+        ),
+    ] = None,
+    replace: Annotated[bool, typer.Option(help="With --c: replace files that exist.")] = False,
     max_memory: MaxMemory = None,
     max_work: MaxWork = None,
 ) -> None:
-    """Write a packed network as an ONNX file.
+    """Write a packed network as an ONNX file, or as plain C.
 
-    It has standard operators; weights are stored as bits.
+    The ONNX file has standard operators; weights are stored as bits. The C code needs no library and no allocation,
+    and computes the same bits as the runtime.
     """
+    if c is not None:
+        if out is not None:
+            raise ValueError("-o is the name of an ONNX file, and --c writes C; give one of them")
+        if check is not None and int16 is not None:
+            raise ValueError("--check compares bits, which --int16 changes; give one of them")
+        limits = (max_memory, max_work)
+        if int16 is not None:
+            return _export_int16(model, c, name or model.stem, int16, replace, limits)
+        return _export_c(model, c, name or model.stem, check, replace, limits)
+    if name is not None or check is not None or int16 is not None or replace:
+        raise ValueError("--name, --check, --int16 and --replace need --c DIR")
     target = out or model.with_suffix(".onnx")
     if target.suffix != ".onnx":
-        raise ValueError(f"-o {target} should end in .onnx, the only format that is supported")
+        raise ValueError(
+            f"-o {target} should end in .onnx; for C code, give a folder with --c instead"
+        )
     if target.resolve() == model.resolve():
         raise ValueError(f"{target} is the packed network itself: give another file with -o")
     needs("writing ONNX files", "onnx")
@@ -53,3 +91,51 @@ def export(
 
     size = to_onnx(model, target, max_memory, max_work)
     print(f"{target}: {size:,} bytes ({model.name}: {model.stat().st_size:,})")
+
+
+def _export_c(
+    model: Path,
+    folder: Path,
+    name: str,
+    images: Path | None,
+    replace: bool,
+    limits: tuple[int | None, int | None],
+) -> None:
+    from unflip.export.plain_c.check import check_images
+    from unflip.export.plain_c.export import export_c
+    from unflip.runtime import load
+
+    memory, work = limits
+    files = export_c(model, folder, name, replace=replace, max_memory=memory, max_work=work)
+    print(
+        f"{folder / name}.c and .h: {files.flash:,} bytes of constants, {files.arena:,} bytes of arena"
+    )
+    if images is None:
+        return
+    network = load(model, max_memory=memory, max_work=work)
+    count, different = check_images(network, files, folder / f"{name}.c", images)
+    if different:
+        raise ValueError(
+            f"{different} of {count} images have other scores than in the runtime: please report this as a bug"
+        )
+    print(f"{count} image{'s' if count > 1 else ''}: the same bits as in the runtime")
+
+
+def _export_int16(
+    model: Path,
+    folder: Path,
+    name: str,
+    images: Path,
+    replace: bool,
+    limits: tuple[int | None, int | None],
+) -> None:
+    from unflip.export.plain_c.measure import export_int16
+
+    memory, work = limits
+    files, error = export_int16(
+        model, folder, name, images, replace=replace, max_memory=memory, max_work=work
+    )
+    print(
+        f"{folder / name}.c and .h: {files.flash:,} bytes of constants, {files.arena:,} bytes of arena"
+    )
+    print(f"shortcuts are 16-bit integers: {error}")

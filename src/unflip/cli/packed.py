@@ -13,6 +13,7 @@ import typer
 
 from unflip.cli.app import app, print_table
 from unflip.cli.options import AsJson, Data, MaxMemory, MaxWork, Packed, Threads, Uses
+from unflip.cli.target import needs_of
 from unflip.printable import printable
 from unflip.tables import Table
 
@@ -26,12 +27,25 @@ SHOWN_LABELS = 10
 
 
 @app.command(epilog="Example: unflip show digits.unflip")
-def show(model: Packed, max_memory: MaxMemory = None, max_work: MaxWork = None) -> None:
+def show(
+    model: Packed,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Show flash, RAM and cycles in plain C instead, on this CPU: cortex-m4."),
+    ] = None,
+    max_memory: MaxMemory = None,
+    max_work: MaxWork = None,
+) -> None:
     """Show the ops, shapes and bytes of a packed network, and the memory and work that it needs."""
     from unflip.packing.describe import describe
     from unflip.packing.file import read, sha256
 
     network = _loaded(model, 1, max_memory, max_work)  # checks the file
+    if target is not None:
+        table, notes = needs_of(model, target)
+        print_table(table)
+        print(*notes, sep="\n")
+        return
     packed = read(model)
     found = describe(packed)
     print_table(_description(found))

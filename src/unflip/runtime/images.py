@@ -23,14 +23,20 @@ def read_image(path: str | os.PathLike[str], model: Model) -> Array:
     of one channel get a gray image. Then the file's preprocessing is applied: ``(pixel / 255 - mean) / std``,
     or pixel / 255 if the file has none.
     """
+    pixels = read_pixels(path, model).astype(np.float32)
+    return normalized(pixels.transpose(2, 0, 1), model)
+
+
+def read_pixels(path: str | os.PathLike[str], model: Model) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The pixels of :func:`read_image`, (H, W, C), before the file's preprocessing."""
     channels, height, width = model.input_shape
     if channels not in (1, 3):
         raise ValueError(
             f"this model needs {channels} channels, but an image file has 1 or 3; call the model with an array instead"
         )
     image = read_picture(path, "L" if channels == 1 else "RGB")
-    pixels = np.asarray(_covering(image, height, width), dtype=np.float32)
-    return normalized(pixels.reshape(height, width, channels).transpose(2, 0, 1), model)
+    pixels = np.asarray(_covering(image, height, width), dtype=np.uint8)
+    return pixels.reshape(height, width, channels)
 
 
 def _covering(image: Image, height: int, width: int) -> Image:

@@ -1,0 +1,19 @@
+static void u_max_pool(const struct u_pool *l, struct u_reader in, float *row, u_function *apply, const struct u_epilogue *e,
+                       const struct u_run *run) {
+  int c, y, x, r, s, image = 0;
+  for (c = 0; c < l->in.channels; c++, image += l->in.height * l->in.width)
+    for (y = 0; y < l->out.height; y++) {
+      const struct u_span rows = u_span_of(y, l->kh, l->sh, l->ph, l->in.height);
+      for (x = 0; x < l->out.width; x++) {
+        const struct u_span columns = u_fast_span(x, l->kw, l->sw, l->pw, l->in.width);
+        float most = u_float_of(0xff800000u); /* -infinity */
+        for (r = rows.first; r < rows.last; r++)
+          for (s = columns.first; s < columns.last; s++) {
+            const float v = u_read(in, image + r * l->in.width + s);
+            if (v > most) most = v;
+          }
+        row[x] = most;
+      }
+      apply(e, run, c, y * l->out.width, y * ((l->out.width + 7) >> 3), l->out.width, row);
+    }
+}

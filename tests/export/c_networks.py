@@ -1,0 +1,230 @@
+"""Small networks for the tests of plain C: together they have every op that C code can compute."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from unflip import models
+from unflip.export.plain_c.source import REFUSED
+from unflip.packing import Packed, make_packed
+from unflip.packing.describe import value_shapes
+
+ROOT = Path(__file__).parents[2]
+
+
+class Net:
+    """Collects ops and tensors."""
+
+    def __init__(self, shape: tuple[int, int, int], seed: int = 0, exact: bool = False) -> None:
+        self.random = np.random.default_rng(seed)
+        self.shape, self.exact = shape, exact
+        self.ops: list[Any] = []
+        self.tensors: dict[str, Any] = {}
+
+    def tensor(self, *shape: int) -> str:
+        """Normal numbers, or small eighths, so that sums are exact and numbers are equal to thresholds."""
+        x = (
+            self.random.integers(-16, 17, shape) / 8
+            if self.exact
+            else self.random.normal(size=shape)
+        )
+        return self.keep(x.astype(np.float32))
+
+    def keep(self, array: Any) -> str:
+        name = f"t{len(self.tensors)}"
+        self.tensors[name] = array
+        return name
+
+    def op(self, kind: str, *inputs: int, **fields: Any) -> int:
+        self.ops.append({"op": kind, "name": f"{kind}{len(self.ops)}", "inputs": inputs, **fields})
+        return len(self.ops)
+
+    def quantize(self, *inputs: int, steps: int = 1, channels: int = 1, **fields: Any) -> int:
+        code = {"strict": [False] * steps, "coding": "planes", "scales": [2.0], "offset": -1.0}
+        return self.op(
+            "quantize", *inputs, thresholds=self.tensor(steps, channels), **code | fields
+        )
+
+    def conv(
+        self, x: int, shape: list[int], bases: int = 1, floats: bool = False, **fields: Any
+    ) -> int:
+        window = {
+            "stride": [1, 1],
+            "dilation": [1, 1],
+            "padding": [0] * 4,
+            "groups": 1,
+            "steps": [],
+        }
+        if floats:
+            return self.op("conv", x, shape=shape, weight=self.tensor(*shape), **window | fields)
+        signs = self.random.integers(0, 2, bases * int(np.prod(shape)), dtype=np.uint8)
+        bits = self.keep(np.packbits(signs, bitorder="little"))
+        scales = self.tensor(bases, shape[0])
+        return self.op("conv", x, shape=shape, bits=bits, scales=scales, **window | fields)
+
+    def packed(self, preprocess: Any = None) -> Packed:
+        given = {"shape": list(self.shape), "preprocess": preprocess}
+        graph = {"input": given, "ops": self.ops, "output": len(self.ops), "labels": None}
+        return Packed(json.loads(json.dumps(graph)), self.tensors)
+
+
+def affine(net: Net, channels: int) -> dict[str, Any]:
+    return {"step": "affine", "scale": net.tensor(channels), "shift": net.tensor(channels)}
+
+
+LEVELS = {"steps": 3, "coding": "levels", "scales": [1 / 3, 2 / 3], "offset": -0.5}
+CODES: dict[str, Any] = {
+    "signs": {"channels": 9},
+    "strict": {"strict": [True], "scales": [1.0], "offset": 0.0},
+    "unitless": {"scales": [0.7], "offset": -0.3},
+    "ternary": {
+        "steps": 2, "coding": "levels", "scales": [1.0, 2.0], "offset": -1.0, "strict": [False, True],
+    },
+    "levels": {"steps": 3, "coding": "levels", "scales": [0.3, 0.6], "offset": 0.1, "channels": 9},
+    "planes": {"steps": 3, "scales": [0.31, 0.17, 1.9], "offset": 0.23},
+    "many": {
+        "steps": 200, "coding": "levels", "scales": [2.0**p for p in range(8)], "offset": -3.0,
+    },
+}  # fmt: skip
+WINDOWS: dict[str, Any] = {
+    "same": {"shape": [5, 9, 3, 3], "padding": [1, 1, 1, 1]},
+    "strided": {"shape": [5, 9, 3, 3], "padding": [1, 1, 1, 1], "stride": [2, 2]},
+    "dilated": {
+        "shape": [4, 9, 3, 2],
+        "padding": [2, 0, 1, 3],
+        "stride": [3, 2],
+        "dilation": [2, 3],
+    },
+    "groups": {"shape": [6, 3, 3, 3], "padding": [0, 1, 1, 0], "groups": 3},
+    "depthwise": {"shape": [9, 1, 5, 3], "padding": [2, 1, 2, 1], "groups": 9},
+    "wide": {"shape": [3, 9, 1, 13], "padding": [0, 12, 0, 9]},
+    "offset": {"shape": [4, 9, 2, 2], "padding": [1, 1, 1, 1], "bases": 2, "offset": True},
+}
+
+
+def binary(code: Any, window: Any, size: tuple[int, int], seed: int) -> Packed:
+    """A binary convolution of bits of the input, then a second one on the bits of its value."""
+    net = Net((9, *size), seed, exact=seed % 2 == 0)
+    fields = dict(window)
+    filters = fields["shape"][0]
+    if fields.pop("offset", False):
+        fields["offset"] = net.tensor(filters)
+    first = net.conv(net.quantize(0, **code), **fields, steps=[affine(net, filters)])
+    net.conv(net.quantize(first, **LEVELS), [3, filters, 1, 1], steps=[affine(net, 3)])
+    return net.packed()
+
+
+def vectors() -> Packed:
+    """Linear layers: bits of channels are packed; integer thresholds in between."""
+    net = Net((70, 1, 1), 3)
+    x = net.conv(net.quantize(0), [300, 70, 1, 1], steps=[affine(net, 300)])
+    x = net.conv(net.quantize(x, channels=300), [41, 300, 3, 3], padding=[1, 1, 1, 1], bases=2)
+    return net.packed()
+
+
+def integers() -> Packed:
+    """Only bits leave the first convolution: they follow from whole numbers, with rising and falling factors."""
+    net = Net((8, 16, 16), 5)
+    slope = net.keep(np.linspace(0, 1.5, 12, dtype=np.float32))
+    steps: list[Any] = [affine(net, 12), {"step": "prelu", "slope": slope}]
+    steps.append({"step": "clamp", "low": -1.5, "high": None})
+    x = net.conv(net.quantize(0), [12, 8, 3, 3], padding=[1, 1, 1, 1], steps=steps)
+    net.conv(net.quantize(x, channels=12), [4, 12, 16, 16])
+    return net.packed({"mean": [0.4] * 8, "std": [0.3] * 8})
+
+
+def floats() -> Packed:
+    """Stems of both kinds, a max pool behind falling steps, every simple op, and values that are read late."""
+    net = Net((3, 41, 29), 6)
+    x = net.conv(
+        0, [16, 3, 7, 7], floats=True, stride=[2, 2], padding=[3, 3, 3, 3], steps=[affine(net, 16)]
+    )
+    x = net.op("max_pool", x, kernel=[3, 3], stride=[2, 2], padding=[1, 1], ceil=True)
+    y = net.conv(x, [10, 8, 3, 3], floats=True, groups=2, padding=[1, 1, 1, 1])
+    z = net.conv(y, [10, 10, 1, 1], floats=True, steps=[{"step": "add", "value": y}])
+    unit = net.op("mean_abs", z, over="sample")
+    code = net.quantize(z, unit, steps=2, scales=[1.0, 0.5], strict=[True, False])
+    steps = [{"step": "mul", "value": net.op("mean_abs", y, over="channels", groups=5)}]
+    z = net.conv(code, [10, 10, 3, 3], padding=[1, 1, 1, 1], steps=steps)
+    z = net.op("normalize", z, groups=2, epsilon=1e-5)
+    for function in ("sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "mish"):
+        z = net.op("curve", z, function=function)
+        z = net.op("map", z, steps=[affine(net, 10)])
+    z = net.op("channel_shuffle", z, groups=5)
+    z = net.op("concat", z, y)
+    z = net.op("slice", z, start=[1, 0, 1], stop=[19, 11, 8], step=[2, 1, 1])
+    z = net.op("pad", z, before=[1, 2, 0], after=[2, 1, 1])
+    z = net.op("upsample", z, factor=[2, 1])
+    z = net.op("pixel_shuffle", z, factor=[2, 3])
+    z = net.op("resize", z, size=[19, 5], align_corners=False)
+    z = net.op("resize", z, size=[7, 9], align_corners=True)
+    z = net.op(
+        "avg_pool", z, kernel=[3, 2], stride=[2, 1], padding=[1, 1], ceil=True, count_padding=True
+    )
+    z = net.op("flatten", z)
+    net.op("mean", net.conv(z, [3, net_size(net, z), 1, 1], floats=True))
+    return net.packed()
+
+
+def net_size(net: Net, value: int) -> int:
+    return value_shapes(net.packed().graph)[value][0]
+
+
+def residual() -> Packed:
+    """Shortcuts that are added in place, pooled in place and extended in place."""
+    net = Net((3, 16, 24), 7)
+    x = net.conv(0, [8, 3, 3, 3], floats=True, padding=[1, 1, 1, 1], steps=[affine(net, 8)])
+    for _ in range(2):
+        steps = [affine(net, 8), {"step": "add", "value": x}]
+        x = net.conv(net.quantize(x, channels=8), [8, 8, 3, 3], padding=[1, 1, 1, 1], steps=steps)
+    pooled = net.op(
+        "avg_pool", x, kernel=[2, 2], stride=[2, 2], padding=[0, 0], ceil=False, count_padding=True
+    )
+    wide = net.op("pad", pooled, before=[0, 0, 0], after=[8, 0, 0])
+    steps = [{"step": "add", "value": wide}]
+    net.conv(net.quantize(x), [16, 8, 3, 3], padding=[1, 1, 1, 1], stride=[2, 2], steps=steps)
+    return net.packed({"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3]})
+
+
+def trained(name: str, method: str, size: int, **options: Any) -> Packed:
+    model = models.create(name, method, **options)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.2)
+    images = torch.randn(4, options.get("in_channels", 3), size, size)
+    with torch.no_grad():
+        model.train()(images)
+    return make_packed(model.eval(), images[:1])
+
+
+def networks() -> dict[str, Packed]:
+    torch.manual_seed(0)
+    seeds = runpy.run_path(str(ROOT / "native" / "fuzz" / "seeds.py"))["seeds"]()
+    found = {f"seed_{name}": packed for name, packed in seeds.items() if not _refused(packed)}
+    sizes = [(6, 7), (8, 32), (9, 33), (4, 8), (5, 16), (16, 16), (3, 40)]
+    for i, (code, size) in enumerate(zip(CODES, sizes, strict=True)):
+        window = list(WINDOWS)[i]
+        found[f"binary_{code}_{window}"] = binary(CODES[code], WINDOWS[window], size, i)
+        other = list(WINDOWS)[(i + 3) % len(WINDOWS)]
+        found[f"binary_{code}_{other}"] = binary(CODES[code], WINDOWS[other], sizes[-i], i + 10)
+    found |= {
+        "vectors": vectors(),
+        "integers": integers(),
+        "floats": floats(),
+        "residual": residual(),
+    }
+    found["resnet20"] = trained("resnet20", "reactnet", 8, width=4)
+    found["vgg"] = trained("vgg_small", "dorefa", 8, width=4, image_size=8)
+    return found
+
+
+def _refused(packed: Packed) -> bool:
+    return any(op["op"] in REFUSED for op in packed.graph["ops"])

@@ -1,0 +1,63 @@
+"""Networks as plain C on emulated Cortex-M4, M7 and M55: the same bits as the runtime on this machine."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unflip
+from unflip.export.plain_c.cost import estimate
+from unflip.export.plain_c.export import export_c
+from unflip.export.plain_c.plan import make_plan
+from unflip.export.plain_c.source import make_source
+from unflip.packing import read
+from unflip.packing.file import write
+from unflip.runtime.images import normalized
+
+ROOT = Path(__file__).parents[2]
+BOARDS = runpy.run_path(str(ROOT / "examples" / "plain_c" / "bare_metal" / "run.py"))
+NETWORKS = runpy.run_path(str(Path(__file__).with_name("c_networks.py")))
+MISSING = BOARDS["missing"]()
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
+
+
+def run(path: Path, folder: Path, cpu: str, **options: Any) -> tuple[Any, Any]:
+    """The board's result, and the bits of the runtime's scores."""
+    name = path.stem.replace("-", "_")
+    export_c(path, folder, name)
+    model = unflip.load(path)
+    channels, height, width = model.input_shape
+    pixels = np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    x = normalized(pixels.transpose(2, 0, 1).astype(np.float32), model)
+    result = BOARDS["run_network"](folder / f"{name}.c", name, pixels.ravel(), cpu, **options)
+    return result, np.ravel(model(x)).view(np.uint32).tolist()
+
+
+@pytest.mark.parametrize("cpu", BOARDS["CPUS"])
+@pytest.mark.parametrize("network", ["floats", "residual", "integers", "vectors"])
+def test_the_same_bits(cpu: str, network: str, tmp_path: Path) -> None:
+    write(tmp_path / f"{network}.unflip", NETWORKS[network]())
+    result, expected = run(tmp_path / f"{network}.unflip", tmp_path, cpu)
+    assert result.scores == expected
+
+
+@pytest.mark.parametrize("cpu", BOARDS["CPUS"])
+def test_resnet20(cpu: str, tmp_path: Path) -> None:
+    """The network of the results: bits, sizes, and on the M4 the estimated instructions."""
+    path = ROOT / "results" / "cifar10" / "network" / "resnet20-strongest.unflip"
+    plan = make_plan(read(path))
+    source = make_source(plan, "net")
+    result, expected = run(path, tmp_path, cpu, layers=len(source.layers))
+    assert result.scores == expected
+    assert result.ram < source.arena + 500
+    assert result.stack < 3000
+    assert result.flash < source.flash + 20_000
+    if cpu == "cortex-m4":
+        estimated = [one.instructions for one in estimate(plan, source)]
+        assert sum(estimated) == pytest.approx(sum(result.layers), rel=0.15)
+        assert estimated == pytest.approx(result.layers, rel=0.3)

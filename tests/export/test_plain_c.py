@@ -1,0 +1,297 @@
+"""Networks as plain C, compiled by this machine's cc: the same bits as the runtime, in the stated memory."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unflip
+from unflip.export.plain_c.arena import Place, assign
+from unflip.export.plain_c.check import FLAGS, differences, scores_of
+from unflip.export.plain_c.export import export_c, to_c
+from unflip.export.plain_c.plan import make_plan
+from unflip.export.plain_c.source import REFUSED
+from unflip.packing import PackedFileError
+from unflip.packing.file import write
+from unflip.runtime.images import normalized
+
+ROOT = Path(__file__).parents[2]
+NETWORKS = runpy.run_path(str(Path(__file__).with_name("c_networks.py")))
+Net, affine, residual = NETWORKS["Net"], NETWORKS["affine"], NETWORKS["residual"]
+integers, vectors = NETWORKS["integers"], NETWORKS["vectors"]
+GUARD = 64  # bytes before and after an arena that must not change
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+class Library:
+    """All networks in one library: one call of the compiler."""
+
+    def __init__(self, folder: Path) -> None:
+        self.packed, self.files = NETWORKS["networks"](), {}
+        for name, packed in self.packed.items():
+            write(folder / f"{name}.unflip", packed)
+            self.files[name] = export_c(folder / f"{name}.unflip", folder, name)
+        self.models = {name: unflip.load(folder / f"{name}.unflip") for name in self.packed}
+        flags = [flag for flag in FLAGS if flag != "-O2"]
+        sources = [folder / f"{name}.c" for name in self.packed]
+        built = folder / "all.so"
+        command = ["cc", *flags, "-O0", "-shared", "-fPIC", *map(str, sources), "-o", str(built)]
+        subprocess.run(command, check=True)
+        self.library = ctypes.CDLL(str(built))
+
+    def run(self, name: str, x: Any) -> Any:
+        """The scores, computed in an arena of exactly the stated size, whose first content is all ones."""
+        arena = np.full(self.files[name].arena + 2 * GUARD, 255, np.uint8)
+        scores = np.full(self._scores(name) + 2, np.float32(7), np.float32)
+        function = getattr(self.library, f"{name}_run{'' if x.dtype == np.uint8 else '_floats'}")
+        given = np.ascontiguousarray(x)
+        places = given.ctypes.data, scores[1:].ctypes.data, arena[GUARD:].ctypes.data
+        assert function(*map(ctypes.c_void_p, places)) == 0
+        assert (arena[:GUARD] == 255).all()
+        assert (arena[-GUARD:] == 255).all()
+        assert scores[0] == scores[-1] == 7
+        return scores[1:-1].copy()
+
+    def _scores(self, name: str) -> int:
+        return sum(int(np.prod(shape)) for shape in self.models[name].output_shapes.values())
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tmp_path_factory.mktemp("plain_c"))
+
+
+def test_the_same_bits_as_the_runtime(library: Library) -> None:
+    """For floats, for small eighths (numbers equal to thresholds), and for zeros; twice in one arena's place."""
+    random = np.random.default_rng(0)
+    assert len(library.packed) > 20
+    for name, model in library.models.items():
+        shape = model.input_shape
+        for x in (random.normal(size=shape), random.integers(-16, 17, shape) / 8, np.zeros(shape)):
+            given = x.astype(np.float32)
+            assert differences(library.run(name, given), scores_of(model, given)) == 0, name
+
+
+def test_the_same_bits_for_pixels(library: Library) -> None:
+    random = np.random.default_rng(1)
+    for name, model in library.models.items():
+        channels, height, width = model.input_shape
+        pixels = random.integers(0, 256, (height, width, channels), dtype=np.uint8)
+        x = normalized(pixels.transpose(2, 0, 1).astype(np.float32), model)
+        assert differences(library.run(name, pixels), scores_of(model, x)) == 0, name
+
+
+def test_null_and_unaligned_pointers(library: Library) -> None:
+    x, scores = np.zeros(8 * 16 * 16, np.float32), np.zeros(64, np.float32)
+    arena = np.zeros(library.files["integers"].arena // 8 + 2)
+    run = library.library.integers_run_floats
+    good = [x.ctypes.data, scores.ctypes.data, arena.ctypes.data]
+    for i in range(3):
+        wrong = [None if k == i else p for k, p in enumerate(good)]
+        assert run(*map(ctypes.c_void_p, wrong)) == 1
+    assert run(*map(ctypes.c_void_p, [*good[:2], good[2] + 4])) == 1
+    assert run(*map(ctypes.c_void_p, good)) == 0
+
+
+def test_whole_numbers_replace_floats() -> None:
+    source = to_c(integers(), "net").source
+    assert "(uint32_t)(x[i + (j)] - first" in source
+    assert source.count("(float)x[") == 1  # only the scores are computed in floats
+    plan = make_plan(integers())
+    assert [task.value is None for task in plan.tasks] == [True, True, False]
+
+
+def test_only_needed_kernels(library: Library) -> None:
+    source = to_c(vectors(), "net").source
+    for name in ("u_map", "u_packed_layer"):
+        assert f"static void {name}(" in source
+    for name in ("u_prepare", "u_float_conv", "u_pad", "u_exp"):
+        assert name not in source
+
+
+def test_undefined_symbols(library: Library, tmp_path: Path) -> None:
+    """Nothing of the C library but memcpy; no memory that can change."""
+    if shutil.which("nm") is None:
+        pytest.skip("needs nm")
+    for name in ("floats", "residual", "vectors"):
+        files = to_c(library.packed[name], name)
+        (tmp_path / f"{name}.h").write_text(files.header)
+        (tmp_path / f"{name}.c").write_text(files.source)
+        built = tmp_path / "net.o"
+        flags = ["-std=gnu99", "-O2", "-fno-stack-protector", "-ffreestanding", "-fno-pic", "-c"]
+        subprocess.run(["cc", *flags, str(tmp_path / f"{name}.c"), "-o", str(built)], check=True)
+        symbols = subprocess.run(
+            ["nm", str(built)], capture_output=True, text=True, check=True
+        ).stdout
+        kinds = [line.split()[-2:] for line in symbols.splitlines()]
+        assert {symbol for kind, symbol in kinds if kind == "U"} <= {"memcpy"}
+        assert not [symbol for kind, symbol in kinds if kind in "bBdDC"]
+
+
+@pytest.mark.parametrize("op", REFUSED)
+def test_refused_ops(op: str) -> None:
+    net = Net((4, 1, 1))
+    net.op(op, 0)
+    with pytest.raises(
+        PackedFileError, match=f"{op} '{op}0' is not supported in plain C: it needs .* remove it"
+    ):
+        to_c(net.packed(), "net")
+
+
+@pytest.mark.parametrize("name", ["", "3d", "a-b", "int", "a b", "a;b", "_x", "é", "x" * 41, "a\n"])
+def test_names(name: str, library: Library, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be a C identifier"):
+        export_c(tmp_path / "none.unflip", tmp_path, name)
+
+
+def test_text_from_the_file_stays_in_comments(tmp_path: Path) -> None:
+    net = Net((4, 1, 1))
+    net.op("map", 0, steps=[affine(net, 4)])
+    packed = net.packed()
+    packed.graph["ops"][0]["name"] = "a */ int stolen; /* ??/\nb"
+    packed.graph["labels"] = ["*/ #error", "b\\", "c", "d"]
+    files = to_c(packed, "net")
+    for text in (files.header, files.source):
+        bare = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+        assert "stolen" not in bare
+        assert "_ _error" not in bare
+        assert "\\\n" not in "\n".join(line for line in text.splitlines() if "class" in line)
+
+
+def test_command(unflip: Any, library: Library, tmp_path: Path) -> None:
+    from PIL import Image
+
+    model = tmp_path / "m.unflip"
+    write(model, residual())
+    images = tmp_path / "images"
+    images.mkdir()
+    for i in range(2):
+        noise = np.random.default_rng(i).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(images / f"{i}.png")
+    done = unflip("export", model, "--c", tmp_path / "c", "--name", "tiny", "--check", images)
+    assert done.code == 0, done.err
+    assert "2 images: the same bits as in the runtime" in done.out
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["tiny.c", "tiny.h"]
+    again = unflip("export", model, "--c", tmp_path / "c", "--name", "tiny")
+    assert again.code == 1
+    assert "exists; choose another --name or folder, or pass --replace" in again.err
+    assert unflip("export", model, "--c", tmp_path / "c", "--name", "tiny", "--replace").code == 0
+    assert "need --c DIR" in unflip("export", model, "--name", "tiny").err
+    assert "give one of them" in unflip("export", model, "--c", tmp_path, "-o", "a.onnx").err
+
+
+def test_shortcuts_of_16_bits(unflip: Any, library: Library, tmp_path: Path) -> None:
+    """Half the memory for shortcuts; scores that are close, with the error stated."""
+    from PIL import Image
+
+    model = tmp_path / "m.unflip"
+    write(model, residual())
+    noise = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "image.png")
+    done = unflip(
+        "export", model, "--c", tmp_path / "c", "--name", "small", "--int16", tmp_path / "image.png"
+    )
+    assert done.code == 0, done.err
+    stated = re.search(
+        "scores differ by at most ([^ ]+) \\(the largest score is ([^)]+)\\)", done.out
+    )
+    assert stated is not None
+    # One bit that flips near its threshold changes a score by twice a weight: the largest error is not small.
+    assert 0 < float(stated[1]) < 0.5 * float(stated[2])
+    header = (tmp_path / "c" / "small.h").read_text()
+    assert stated[0] in header
+    arena = int(re.findall("SMALL_ARENA_BYTES (.*)", header)[0])
+    assert arena < library.files["residual"].arena - 1.9 * 8 * 16 * 24
+    assert "int16_t *out" in (tmp_path / "c" / "small.c").read_text()
+    write(model, vectors())
+    refused = unflip("export", model, "--c", tmp_path, "--int16", tmp_path / "image.png")
+    assert "no value can be stored in 16 bits" in refused.err
+    both = unflip("export", model, "--c", tmp_path, "--int16", tmp_path, "--check", tmp_path)
+    assert "give one of them" in both.err
+
+
+def test_stated_sizes(library: Library) -> None:
+    files = library.files["residual"]
+    assert f"#define RESIDUAL_ARENA_BYTES {files.arena}" in files.header
+    assert f"#define RESIDUAL_FLASH_BYTES {files.flash}" in files.header
+    # The stream of 8 x 16 x 24 floats is held once; the second copy that plain additions need would not fit.
+    assert 4 * 8 * 16 * 24 < files.arena < 1.6 * 4 * 8 * 16 * 24
+
+
+def test_places_do_not_overlap() -> None:
+    """Random lifetimes: at no time do two places share a byte, and one place in turn is used again."""
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        places = []
+        for _ in range(12):
+            place = Place()
+            for first in random.integers(0, 20, random.integers(1, 3)):
+                place.hold(
+                    int(first), int(first + random.integers(0, 5)), int(random.integers(1, 100))
+                )
+            places.append(place)
+        size = assign(places)
+        for time in range(26):
+            used = np.zeros(size, int)
+            for place in places:
+                most = max((s for a, b, s in place.spans if a <= time <= b), default=0)
+                used[place.offset : place.offset + most] += 1
+            assert used.max() <= 1
+    first, second = Place(), Place()
+    first.hold(0, 1, 64)
+    second.hold(2, 3, 64)
+    assert assign([first, second]) == 64
+
+
+def test_show_target(unflip: Any, library: Library, tmp_path: Path) -> None:
+    """The sizes are those of the written files; the cycles of the layers add up."""
+    model = tmp_path / "m.unflip"
+    write(model, residual())
+    done = unflip("show", model, "--target", "cortex-m4")
+    assert done.code == 0, done.err
+    total = next(line.split() for line in done.out.splitlines() if line.startswith("total"))
+    files = library.files["residual"]
+    assert total[1:3] == [f"{files.flash:,}", f"{files.arena:,}"]
+    layers = [
+        line.split()[-1] for line in done.out.splitlines() if re.match("conv|avg_pool|pad", line)
+    ]
+    assert sum(int(cycles.replace(",", "")) for cycles in layers) == int(total[3].replace(",", ""))
+    assert "cycles are estimates" in done.out
+    wrong = unflip("show", model, "--target", "z80")
+    assert wrong.code == 1
+    assert "--target z80 is not known; the only one is cortex-m4" in wrong.err
+
+
+STAND_INS = {
+    "Arduino.h": "#include <stdint.h>\nstruct S { void begin(long); template <class T> void print(T); "
+    "template <class T> void println(T); };\nextern S Serial;\nunsigned long millis(); void delay(long);\n",
+    "zephyr/kernel.h": "#include <stdint.h>\nint64_t k_uptime_get(void);\n",
+    "zephyr/sys/printk.h": "void printk(const char *, ...);\n",
+}
+
+
+def test_examples_compile(tmp_path: Path) -> None:
+    """Those that need other systems, with stand-ins for their headers."""
+    if shutil.which("c++") is None:
+        pytest.skip("needs a C++ compiler")
+    for name, text in STAND_INS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    files = to_c(residual(), "network")
+    (tmp_path / "network.h").write_text(files.header)
+    folder = ROOT / "examples" / "plain_c"
+    sketch = folder / "arduino" / "examples" / "Classify" / "Classify.ino"
+    strict = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{tmp_path}"]
+    plus = ["c++", "-std=c++11", "-x", "c++", "-include", "Arduino.h", *strict, str(sketch)]
+    subprocess.run(plus, check=True)
+    application = folder / "zephyr" / "src" / "main.c"
+    subprocess.run(["cc", "-std=c99", *strict, str(application)], check=True)
