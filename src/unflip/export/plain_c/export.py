@@ -91,7 +91,7 @@ def check_name(name: str) -> None:
     """Refuse names that are not C identifiers."""
     if (
         not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
-        or name in KEYWORDS
+        or name in KEYWORDS.split()
         or len(name) > MOST_NAME
     ):
         raise ValueError(

@@ -150,8 +150,7 @@ U_ALONE int u_list_ones(const struct u_binary *b, int base, int filter, u_offset
   const int first = filter / (b->out.channels / b->groups) * channels;
   uint32_t at = ((uint32_t)base * (uint32_t)b->out.channels + (uint32_t)filter) * (uint32_t)(taps * channels);
   u_offset *to = list;
-  int tap, c;
-  for (tap = 0; tap < taps; tap++) {
+  for (int tap = 0, c; tap < taps; tap++) {
     const u_offset *start = to;
     uint32_t offset = u_tap_offset(b, tap, first);
     for (c = 0; c < channels; c += 32) {
