@@ -7,7 +7,7 @@ One file of more than 400 lines, because measuring, comparing and printing share
 
 Time does not depend on what was learned, so weights are random; BatchNorm's statistics come from one pass over the
 images, so that values have the sizes they have in a trained network. Every engine's outputs are compared with torch
-in the same run.
+in the same run. The binary network runs with float ends, and with 8-bit ends, which take the images as uint8.
 
 The float engines run two float networks, and goals are judged against the faster one:
 
@@ -21,6 +21,7 @@ within its round, and the table shows the median over the rounds ("min" is the f
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import gc
 import importlib
@@ -45,16 +46,19 @@ from torch import Tensor, nn
 import unflip
 from peers.base import Array, Network
 from unflip import models
+from unflip.ends import quantize_ends
 from unflip.packing.file import Packed, write
 
 DOREFA = {"name": "dorefa", "inputs": "pm1"}
 IMAGES = 64
+MEAN, STD = 0.5, 0.25  # of the images, in every channel
 BINARY = ("binary",)
 TWINS = ("same", "plain")
 
 # name -> module and function, and the networks it runs
 PEERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unflip": ("peers.ours", "engine", BINARY),
+    "unflip-int8": ("peers.ours", "engine", ("8-bit ends",)),
     "torch": ("peers.pytorch", "eager", TWINS),
     "torch-compile": ("peers.pytorch", "compiled", TWINS),
     "ort": ("peers.ort", "floats", TWINS),
@@ -65,6 +69,7 @@ PEERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "openvino-binary": ("peers.ov_binary", "engine", BINARY),
     "lce": ("peers.lce", "engine", BINARY),
 }
+OURS = ("unflip", "unflip-int8")
 NOT_BY_DEFAULT = ("torch-compile",)  # it takes minutes to get ready
 
 # options of the binary network and of the plain float one
@@ -72,6 +77,12 @@ NETWORKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "resnet18": ({"variant": "bireal-prelu"}, {"variant": "plain"}),
     "resnet20": ({"order": "conv-prelu-bn"}, {"order": "conv-bn-hardtanh"}),
 }
+# what we want of 8-bit ends: with AVX2 alone, and with AVX-512
+INT8_GOALS = [
+    ("over ONNX Runtime float", (10.0, 13.0), ("ort",)),
+    ("over the fastest int8", (5.0, 3.3), ("ort-int8", "openvino-int8")),
+    ("over OpenVINO's binary kernels", (2.7, 1.9), ("openvino-binary",)),
+]
 # what decides how fast integers and bits are
 FEATURES = {"avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_vpopcntdq", "gfni"}
 # channels and size of the 3×3 convolutions that hold most of a network's work
@@ -105,26 +116,32 @@ class Row:
 
 
 def build(name: str, folder: Path) -> Network:
-    """The binary network, packed and frozen, its float twins, and images."""
+    """The binary network with float and 8-bit ends, packed and frozen, its float twins, and images."""
     torch.manual_seed(0)
     binary_options, plain_options = NETWORKS[name]
-    images = random_images(models.input_shape(name))
-    binary = calibrated(models.create(name, DOREFA, **binary_options), images)
-    twins = {
-        "same": calibrated(models.create(name, "float", **binary_options), images),
-        "plain": calibrated(models.create(name, "float", **plain_options), images),
-    }
-    path = folder / f"{name}.unflip"
-    unflip.pack(binary, images[:1], path)
-    return Network(name, path, unflip.freeze(binary), twins, images, folder)
+    shape = models.input_shape(name)
+    pixels = random_images(shape)
+    images = (pixels / 255 - MEAN) / STD
+    preprocess = {"mean": [MEAN] * shape[0], "std": [STD] * shape[0]}
+    plain = models.create(name, DOREFA, **binary_options)
+    binary = {"binary": plain, "8-bit ends": quantize_ends(copy.deepcopy(plain), preprocess)}
+    found, paths = dict[str, nn.Module](), dict[str, Path]()
+    for kind, model in binary.items():
+        paths[kind] = folder / f"{name} {kind}.unflip"
+        unflip.pack(calibrated(model, images), images[:1], paths[kind], preprocess=preprocess)
+        found[kind] = unflip.freeze(model)
+    for kind, options in (("same", binary_options), ("plain", plain_options)):
+        found[kind] = calibrated(models.create(name, "float", **options), images)
+    return Network(name, paths, found, pixels, images, folder)
 
 
 def random_images(shape: tuple[int, int, int]) -> Tensor:
-    """Coarse and fine noise: neighbouring pixels belong together, as in photographs."""
+    """Coarse and fine noise, as uint8: neighbouring pixels belong together, as in photographs."""
     channels, height, width = shape
     coarse = torch.randn(IMAGES, channels, height // 8, width // 8)
     coarse = torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear")
-    return coarse + 0.2 * torch.randn(IMAGES, *shape)
+    noise = coarse + 0.2 * torch.randn(IMAGES, *shape)
+    return (255 * (noise * STD + MEAN)).round().clamp(0, 255).to(torch.uint8)
 
 
 def calibrated(model: nn.Module, images: Tensor) -> nn.Module:
@@ -150,7 +167,7 @@ def prepare(
     for peer in names:
         module, function, kinds = PEERS[peer]
         for kind in kinds:
-            if kind != "binary" and kind not in twins:
+            if kind in TWINS and kind not in twins:
                 continue
             for count in threads:
                 row = Row(peer, peer, network.name, kind, batch, count)
@@ -158,11 +175,11 @@ def prepare(
                     make = getattr(importlib.import_module(module), function)
                     engine = make(network, kind, batch, count)
                     row.engine = engine.name
-                    if peer == "unflip" or count == threads[0]:
+                    if peer in OURS or count == threads[0]:
                         row.difference, row.equal, row.same_class = engine.agreement(network)
                     ready.append((row, engine))
                 except Exception as error:  # a peer may fail in any way; ours may not
-                    if peer == "unflip":
+                    if peer in OURS:
                         raise
                     row.problem = f"{type(error).__name__}: {error}".splitlines()[0][:90]
                     failed.append(row)
@@ -184,11 +201,14 @@ def race(ready: list[tuple[Row, Any]], seconds: float, rounds: int) -> None:
         row.median_ms = 1e3 * statistics.median(medians[i])
         row.min_ms = 1e3 * fastest[i]
         row.slower = median_ratio(medians[i], ours[row.threads])
-    if 1 in ours and 2 in ours:
-        SCALING[(ready[0][0].network, ready[0][0].batch)] = median_ratio(ours[1], ours[2])
+    for peer in OURS:
+        own = {row.threads: medians[i] for i, (row, _) in enumerate(ready) if row.peer == peer}
+        if 1 in own and 2 in own:
+            SCALING[(ready[0][0].network, ready[0][0].batch, peer)] = median_ratio(own[1], own[2])
 
 
-SCALING: dict[tuple[str, int], float] = {}  # how much faster ours is with two threads than with one
+# network, batch, ours -> how much faster it is with two threads than with one
+SCALING: dict[tuple[str, int, str], float] = {}
 
 
 def median_ratio(above: list[float], below: list[float]) -> float:
@@ -314,17 +334,23 @@ def goals(
 ) -> list[dict[str, Any]]:
     """What we want of a batch of one on one thread, and what was measured."""
 
-    def fastest(network: str, *peers: str) -> float | None:
-        """How much slower than ours the fastest of these peers is."""
-        found = [
-            row.slower
+    def fastest(
+        network: str, *peers: str, ours: str = "unflip", at: tuple[int, int] = (1, 1)
+    ) -> float | None:
+        """How much slower than ours the fastest of these peers is, at this batch and number of threads."""
+        there = {
+            (row.peer, row.kind): row.slower
             for row in rows
-            if (row.network, row.batch, row.threads) == (network, 1, 1)
-            and row.peer in peers
-            and not row.problem
-        ]
-        return min(found, default=None)
+            if (row.network, row.batch, row.threads) == (network, *at) and not row.problem
+        }
+        found = [slower for (peer, _), slower in there.items() if peer in peers]
+        base = [slower for (peer, _), slower in there.items() if peer == ours]
+        return min(found) / base[0] if found and base else None
 
+    def with_int8(*peers: str, at: tuple[int, int] = (1, 1)) -> float | None:
+        return fastest("resnet18", *peers, ours="unflip-int8", at=at)
+
+    wide = any(row.engine == "unflip avx512" for row in rows)
     best = max((r["over peak"] for r in layers if r["network"] == "resnet18"), default=None)
     measured = [
         ("ResNet-18, over ONNX Runtime float", 6.5, fastest("resnet18", "ort")),
@@ -333,7 +359,22 @@ def goals(
         ("ResNet-18, over Larq Compute Engine", 4.0, fastest("resnet18", "lce")),
         ("ResNet-20, over ONNX Runtime float", 5.0, fastest("resnet20", "ort")),
         ("binary 3×3 layer, over the float32 peak", 14.0, best),
-        ("ResNet-18, two threads over one", 1.7, SCALING.get(("resnet18", 1))),
+        *(
+            (f"ResNet-18 with 8-bit ends, {text}", goal[wide], with_int8(*peers))
+            for text, goal, peers in INT8_GOALS
+        ),
+        (
+            "ResNet-18 with 8-bit ends, over OpenVINO's binary kernels, batch 32, two threads",
+            1.8,
+            with_int8("openvino-binary", at=(32, 2)),
+        ),
+        ("ResNet-18, two threads over one", 1.7, SCALING.get(("resnet18", 1, "unflip"))),
+        ("ResNet-20, two threads over one", 1.5, SCALING.get(("resnet20", 1, "unflip"))),
+        (
+            "ResNet-20 with 8-bit ends, two threads over one",
+            1.5,
+            SCALING.get(("resnet20", 1, "unflip-int8")),
+        ),
         ("ResNet-18, float weights over the file", 10.0, sizes.get("resnet18")),
     ]
     return [{"goal": text, "wanted": goal, "measured": value} for text, goal, value in measured]
@@ -351,8 +392,8 @@ def goal_table(found: list[dict[str, Any]]) -> str:
 
 def compression(network: Network) -> float:
     """Bytes of the float twin's weights over those of the packed file."""
-    floats = sum(p.numel() for p in network.twins["same"].parameters())
-    return 4 * floats / network.packed.stat().st_size
+    floats = sum(p.numel() for p in network.models["same"].parameters())
+    return 4 * floats / network.packed["binary"].stat().st_size
 
 
 def machine() -> dict[str, Any]:
@@ -390,6 +431,8 @@ def main() -> None:
         for name in args.networks:
             network = build(name, Path(folder))
             sizes[name] = compression(network)
+            for kind, path in network.packed.items():
+                print(f"{name}, {kind}: {8 * path.stat().st_size / 1e6:.2f} Mbit", flush=True)
             for batch in args.batches:
                 ready, failed = prepare(args.peers, network, args.twins, batch, args.threads)
                 race(ready, args.seconds, args.rounds)
@@ -403,10 +446,12 @@ def main() -> None:
             layers += layer_rates(name, Path(folder), args.seconds, args.rounds)
     found = goals(rows, layers, sizes)
     print("\n" + layer_table(layers) + "\n\n" + goal_table(found))
-    for (name, batch), ratio in SCALING.items():
-        print(f"{name}, batch {batch}: two threads are {ratio:.2f} times as fast as one")
+    for (name, batch, peer), ratio in SCALING.items():
+        print(f"{peer}, {name}, batch {batch}: two threads are {ratio:.2f} times as fast as one")
     if args.json:
-        scaling = [{"network": n, "batch": b, "ratio": r} for (n, b), r in SCALING.items()]
+        scaling = [
+            {"network": n, "batch": b, "peer": p, "ratio": r} for (n, b, p), r in SCALING.items()
+        ]
         results = {
             "machine": here,
             "rows": [asdict(row) for row in rows],

@@ -291,7 +291,10 @@ def test_packing_snippets_run(tmp_path, monkeypatch):
     layers = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 2))
     images = torch.randn(3, 3, 2, 2)
     model = unflip.binarize(layers, "dorefa", quiet=True)
+    small = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(16, 2))
+    pixels = torch.randint(256, images.shape, dtype=torch.uint8)
     scope = {"model": model, "example_input": images[:1], "images": images}
+    scope |= {"float_model": small, "pixels": pixels}
     for snippet in code_blocks(ROOT / "docs" / "deploy.md"):
         exec(snippet, scope)
     assert scope["size"] == (tmp_path / "model.unflip").stat().st_size

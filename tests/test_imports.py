@@ -36,6 +36,7 @@ ORDER = [
     "layers",
     "methods",
     "kernels",
+    "ends",
     "freeze",
     "binarize",
     "cost",

@@ -18,13 +18,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Network:
-    """One network in the forms the engines want: packed, frozen in torch, and its float twins."""
+    """One network in the forms the engines want: packed, in torch by kind, and its images.
+
+    Kinds are "binary", "8-bit ends" (binary too; see ``unflip.ends``), and the names of the float twins.
+    """
 
     name: str
-    packed: Path
-    frozen: nn.Module
-    twins: dict[str, nn.Module]
-    images: Tensor
+    packed: dict[str, Path]  # of the binary kinds
+    models: dict[str, nn.Module]
+    pixels: Tensor  # uint8
+    images: Tensor  # the same, normalized
     folder: Path  # for files the engines make on the way
     files: dict[str, Any] = field(default_factory=dict)
 
@@ -39,12 +42,12 @@ class Network:
 
     def twin_onnx(self, twin: str) -> Path:
         """The float twin as ONNX, as torch writes it."""
-        return self.once(f"{twin}.onnx", lambda path: _export(self.twins[twin], self.images, path))
+        return self.once(f"{twin}.onnx", lambda path: _export(self.models[twin], self.images, path))
 
     @torch.inference_mode()
     def expected(self, kind: str) -> Array:
-        """What torch says: of the frozen binary network, or of a float twin."""
-        model = self.frozen if kind == "binary" else self.twins[kind]
+        """What torch says."""
+        model = self.models[kind]
         return self.once(
             f"expected {kind}",
             lambda _: torch.cat([model(part) for part in self.images.split(16)]).numpy(),
@@ -66,7 +69,7 @@ class Agreement(NamedTuple):
 
 @dataclass
 class Engine:
-    """Something that runs one batch. ``kind`` is the network it runs: "binary", or the name of a float twin."""
+    """Something that runs one batch. ``kind`` is the network it runs."""
 
     name: str
     kind: str
@@ -94,7 +97,8 @@ class Engine:
         """With torch on the same network."""
         self.before()
         expected = network.expected(self.kind)
-        parts = np.split(network.images.numpy(), len(expected) // self.batch)
+        images = network.pixels if self.input.dtype == np.uint8 else network.images
+        parts = np.split(images.numpy(), len(expected) // self.batch)
         found = np.concatenate([self.run(np.ascontiguousarray(part)).copy() for part in parts])
         return agreement(found.reshape(expected.shape), expected)
 

@@ -44,7 +44,7 @@ def _engine(name: str, path: Path, network: Network, kind: str, batch: int, thre
 def _exported(network: Network, path: Path) -> Path:
     from unflip.export.onnx import export
 
-    export(network.packed, path)
+    export(network.packed["binary"], path)
     return path
 
 

@@ -1,4 +1,4 @@
-"""The packed network in our own runtime."""
+"""The packed networks in our own runtime."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from peers.base import Array, Engine, Network
 def engine(network: Network, kind: str, batch: int, threads: int) -> Engine:
     import unflip
 
-    model = unflip.load(network.packed, threads=threads)
+    model = unflip.load(network.packed[kind], threads=threads)
 
     def run(x: Array) -> Array:
         return model(x)
 
-    return Engine("unflip", kind, threads, batch, run, network.input(batch))
+    images = network.pixels[:batch].numpy() if model.takes_pixels else network.input(batch)
+    return Engine(f"unflip {model.isa}", kind, threads, batch, run, images)

@@ -30,7 +30,7 @@ class Builder:
         from unflip.packing.file import read
 
         self.ov, self.ops = openvino, opset8
-        self.packed = read(network.packed)
+        self.packed = read(network.packed["binary"])
         shape = [batch, *self.packed.graph["input"]["shape"]]
         entry = opset8.parameter(shape, np.float32, name="input")
         self.values: list[Any] = [entry]

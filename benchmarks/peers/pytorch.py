@@ -21,7 +21,7 @@ def compiled(network: Network, kind: str, batch: int, threads: int) -> Engine:
 def _engine(
     name: str, network: Network, kind: str, batch: int, threads: int, compiled: bool
 ) -> Engine:
-    model = copy.deepcopy(network.twins[kind]).to(memory_format=torch.channels_last)
+    model = copy.deepcopy(network.models[kind]).to(memory_format=torch.channels_last)
     if compiled:
         model = torch.compile(model, options={"freezing": True})
 

@@ -60,6 +60,10 @@ class Network:
         signs = self.random.integers(0, 2, size=int(np.prod(shape)))
         return self.keep(np.packbits(signs.astype(np.uint8), bitorder="little"))
 
+    def whole(self, *shape: int) -> str:
+        numbers = self.random.integers(-127, 128, size=shape)
+        return self.keep(numbers.astype(np.int8).view(np.uint8))
+
     def packed(
         self, labels: list[str] | None = None, structure: str = "", **outputs: int
     ) -> Packed:
@@ -220,6 +224,31 @@ def several() -> Packed:
     return n.packed(list("abcde"), "dict", scores=scores, boxes=boxes, **parts)
 
 
+def ends() -> Packed:
+    """8-bit first and last layers around a binary one, with pixels as input."""
+    mean, std = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
+    n = Network(3, 9, 9, preprocess={"mean": mean, "std": std})
+    scale, shift = (255 * np.array(values, np.float32) for values in (std, mean))
+    zero = np.round(shift).astype(np.uint8)
+    image = n.op("to_bytes", 0, scale=n.keep(scale), shift=n.keep(shift), zero=n.keep(zero))
+    affine = {"step": "affine", "scale": n.tensor(8), "shift": n.tensor(8)}
+    first = n.conv(
+        image,
+        *(8, 3, 3, 3),
+        bytes=n.whole(8, 3, 3, 3),
+        scales=n.tensor(1, 8),
+        padding=[1, 1, 1, 1],
+        steps=[affine],
+    )
+    x = n.op("max_pool", first, kernel=[3, 3], stride=[2, 2], padding=[1, 1], ceil=False)
+    x = n.conv(n.signs(x), 8, 8, 3, 3, bits=n.bits(1, 8, 8, 3, 3), scales=n.tensor(1, 8))
+    one = n.keep(np.array([20.0], np.float32))
+    half = n.keep(np.array([128], np.uint8))
+    features = n.op("to_bytes", n.op("mean", x), scale=one, shift=one, zero=half)
+    n.conv(features, 5, 8, 1, 1, bytes=n.whole(5, 8, 1, 1), scales=n.tensor(1, 1))
+    return n.packed(list("abcde"))
+
+
 def vector() -> Packed:
     """A perceptron: features instead of pixels."""
     n = Network(20, 1, 1)
@@ -239,7 +268,7 @@ def pair() -> Packed:
 
 
 def seeds() -> dict[str, Packed]:
-    makers = (residual, pools, levels, even, pieces, smooth, vector, several, pair)
+    makers = (residual, pools, levels, even, pieces, smooth, vector, several, pair, ends)
     return {make.__name__: make() for make in makers}
 
 

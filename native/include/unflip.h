@@ -78,6 +78,12 @@ UNFLIP_API const char* unflip_structure(const unflip_model* model); /* what the 
 UNFLIP_API int unflip_run_outputs(unflip_model* model, const float* input, int batch, float* const* outputs);
 UNFLIP_API int unflip_profile_outputs(unflip_model* model, const float* input, int batch, float* const* outputs, double* seconds);
 
+/* A network with 8-bit ends takes images as pixels 0 .. 255, without a conversion to floats: unflip_takes_pixels is then 1. The
+   results are those of the normalized floats (pixel / 255 - mean) / std, to the last bit. input: batch samples of C x H x W bytes.
+   outputs: as above. seconds: NULL, or as for unflip_profile. */
+UNFLIP_API int unflip_takes_pixels(const unflip_model* model);
+UNFLIP_API int unflip_run_pixels(unflip_model* model, const uint8_t* input, int batch, float* const* outputs, double* seconds);
+
 /* JSON from the file; "null" if the file has none. */
 UNFLIP_API const char* unflip_preprocess(const unflip_model* model);
 UNFLIP_API const char* unflip_labels(const unflip_model* model);

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "engine/binary_conv.h"
+#include "engine/byte_conv.h"
 #include "engine/float_conv.h"
 #include "engine/needs.h"
 #include "engine/plan.h"
@@ -18,7 +19,7 @@ namespace {
 
 const Kernels* find_kernels(const std::string& isa) {
   for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels(), avx2_intrinsics_kernels(),
-                           portable_look_up_kernels(), portable_popcount_kernels()})
+                           neon_base_kernels(), portable_look_up_kernels(), portable_popcount_kernels()})
     if (k && (isa.empty() || isa == k->name)) return k;
   throw std::runtime_error("instruction set '" + isa + "' is not supported by this build or this CPU");
 }
@@ -62,6 +63,12 @@ struct Arena {
   }
 };
 
+// The samples of a batch: floats, or pixels 0 .. 255.
+struct Samples {
+  const float* floats = nullptr;
+  const uint8_t* pixels = nullptr;
+};
+
 struct EngineWorkspace : Workspace {
   std::vector<std::unique_ptr<Arena>> arenas;  // one, or one per thread
 };
@@ -72,7 +79,7 @@ class EngineImpl : public Engine {
  public:
   EngineImpl(Graph graph, const Kernels& kernels, int threads)
       : graph_(std::move(graph)), kernels_(kernels), isa_(kernels.name), threads_(std::max(1, threads)),
-        plan_(make_plan(graph_, kernels)) {
+        plan_(make_plan(graph_, kernels)), takes_pixels_(unflip::takes_pixels(graph_)) {
     for (PlannedOp& planned : plan_.ops) {
       tasks_.push_back(make_task(planned));
       give_up_weights(graph_.ops[planned.op].conv);
@@ -93,6 +100,22 @@ class EngineImpl : public Engine {
 
   void run(const float* input, float* const* outputs, int batch, Workspace& workspace, ThreadPool* pool,
            double* seconds) const override {
+    run_samples({input, nullptr}, outputs, batch, workspace, pool, seconds);
+  }
+
+  void run_pixels(const uint8_t* input, float* const* outputs, int batch, Workspace& workspace, ThreadPool* pool,
+                  double* seconds) const override {
+    run_samples({nullptr, input}, outputs, batch, workspace, pool, seconds);
+  }
+
+  bool takes_pixels() const override { return takes_pixels_; }
+  const Graph& graph() const override { return graph_; }
+  const std::string& isa() const override { return isa_; }
+  size_t workspace_bytes() const override { return static_cast<size_t>(arena_bytes_) * arenas(); }
+
+ private:
+  void run_samples(const Samples& input, float* const* outputs, int batch, Workspace& workspace, ThreadPool* pool,
+                   double* seconds) const {
     auto& arenas = static_cast<EngineWorkspace&>(workspace).arenas;
     if (pool && (pool->threads() == 1 || pool->threads() > threads_)) pool = nullptr;
     int done = 0;
@@ -107,11 +130,6 @@ class EngineImpl : public Engine {
     for (int i = done; i < batch; i++) run_image(input, outputs, i, *arenas[0], pool, seconds);
   }
 
-  const Graph& graph() const override { return graph_; }
-  const std::string& isa() const override { return isa_; }
-  size_t workspace_bytes() const override { return static_cast<size_t>(arena_bytes_) * arenas(); }
-
- private:
   int arenas() const { return arena_bytes_ > kLargeArena ? 1 : threads_; }
 
   std::unique_ptr<Task> make_task(PlannedOp& planned) {
@@ -124,6 +142,7 @@ class EngineImpl : public Engine {
       case OpKind::Map: return make_map(input, plan_.values, epilogue(), threads_);
       case OpKind::MaxPool:
       case OpKind::AvgPool: return make_pool(op, input, plan_.values, epilogue());
+      case OpKind::ToBytes: return make_to_bytes(op, input, planned.emits.value, plan_.values, threads_);
       default: return make_simple(op, planned.emits.value, plan_.values);
     }
   }
@@ -138,10 +157,10 @@ class EngineImpl : public Engine {
       if (pool.kind == OpKind::MaxPool && make_rising(op.conv, before)) before.swap(after);
       auto own = std::make_unique<Epilogue>(op.shape, before, Emits(), plan_.values);
       auto last = std::make_unique<Epilogue>(pool.shape, after, planned.emits, plan_.values);
-      return make_float_conv(op, input, plan_.values, std::move(own), &pool, std::move(last), threads_);
+      return make_dense_conv(op, std::move(own), &pool, std::move(last));
     }
     auto epilogue = std::make_unique<Epilogue>(op.shape, planned.steps, planned.emits, plan_.values);
-    if (!graph_.is_code(input)) return make_float_conv(op, input, plan_.values, std::move(epilogue), nullptr, nullptr, threads_);
+    if (!graph_.is_code(input)) return make_dense_conv(op, std::move(epilogue), nullptr, nullptr);
     const Quantizer& quantizer = graph_.ops[input - 1].quantizer;
     if (!looks_up(op, quantizer, graph_.shape(input), kernels_))
       return (counts_channels(op) ? make_channel_count : make_counting_conv)(op, quantizer, input, plan_.values,
@@ -149,6 +168,16 @@ class EngineImpl : public Engine {
     const bool popcount = kernels_.popcount_tile && !small_groups(op, graph_.shape(input));
     const auto make = popcount ? make_popcount_conv : make_look_up_conv;
     return make(op, quantizer, input, plan_.values, std::move(epilogue), kernels_, threads_);
+  }
+
+  // Of floats or of whole numbers.
+  std::unique_ptr<Task> make_dense_conv(const Op& op, std::unique_ptr<Epilogue> epilogue, const Op* pool,
+                                        std::unique_ptr<Epilogue> pool_epilogue) const {
+    const int input = op.inputs[0];
+    if (!op.conv.int8)
+      return make_float_conv(op, input, plan_.values, std::move(epilogue), pool, std::move(pool_epilogue), threads_);
+    return make_byte_conv(op, graph_.ops[input - 1].range, input, plan_.values, std::move(epilogue), pool,
+                          std::move(pool_epilogue), kernels_, threads_);
   }
 
   // Folds a factor that directly follows into the scales of the weights.
@@ -166,13 +195,14 @@ class EngineImpl : public Engine {
   // pool, where a stem has a quarter of the pixels. Filters with a negative factor are negated together with the factor. Returns
   // whether all steps are monotone now.
   static bool make_rising(Convolution& conv, std::vector<Step>& steps) {
-    if (!steps.empty() && steps[0].kind == StepKind::Affine && !conv.weight.empty()) {
+    if (!steps.empty() && steps[0].kind == StepKind::Affine && (conv.int8 || !conv.weight.empty())) {
       std::vector<float>& scale = steps[0].scale;
       if (scale.size() == 1) scale.resize(conv.filters, scale[0]);
       const size_t weights = conv.weight.size() / conv.filters;
       for (size_t o = 0; o < scale.size(); o++)
         if (scale[o] < 0) {
           scale[o] = -scale[o];
+          if (conv.int8) conv.scales[o] = -conv.scales[o];
           for (size_t i = 0; i < weights; i++) conv.weight[o * weights + i] = -conv.weight[o * weights + i];
         }
     }
@@ -186,11 +216,12 @@ class EngineImpl : public Engine {
   // The task has a packed copy.
   static void give_up_weights(Convolution& conv) {
     std::vector<float>().swap(conv.weight);
+    std::vector<int8_t>().swap(conv.bytes);
     std::vector<uint8_t>().swap(conv.bits);
   }
 
   // Sample number i of the batch.
-  void run_image(const float* input, float* const* outputs, int64_t i, Arena& arena, ThreadPool* pool, double* seconds) const {
+  void run_image(const Samples& input, float* const* outputs, int64_t i, Arena& arena, ThreadPool* pool, double* seconds) const {
     RunContext context;
     context.kernels = &kernels_;
     context.pool = pool;
@@ -199,7 +230,10 @@ class EngineImpl : public Engine {
     context.scratch = arena.memory.data() + plan_.bytes;
     context.thread_scratch = context.scratch + scratch_bytes_;
     context.thread_scratch_bytes = thread_scratch_bytes_;
-    read_input(context, input + i * graph_.input.size());
+    if (input.pixels)
+      context.pixels = input.pixels + i * graph_.input.size();
+    else
+      read_input(context, input.floats + i * graph_.input.size());
     for (size_t t = 0; t < tasks_.size(); t++) {
       const double start = seconds ? now() : 0;
       tasks_[t]->run(context);
@@ -253,6 +287,7 @@ class EngineImpl : public Engine {
   std::string isa_;
   int threads_;
   Plan plan_;
+  bool takes_pixels_;
   std::vector<std::unique_ptr<Task>> tasks_;  // one for each of plan_.ops
   int64_t scratch_bytes_ = 0, thread_scratch_bytes_ = 0, arena_bytes_ = 0;
 };

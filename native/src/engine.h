@@ -40,6 +40,11 @@ class Engine {
   virtual void run(const float* input, float* const* outputs, int batch, Workspace& workspace, ThreadPool* pool,
                    double* seconds) const = 0;
 
+  // The same for pixels 0 .. 255 instead of normalized floats, if takes_pixels().
+  virtual void run_pixels(const uint8_t* input, float* const* outputs, int batch, Workspace& workspace, ThreadPool* pool,
+                          double* seconds) const = 0;
+  virtual bool takes_pixels() const = 0;
+
   virtual const Graph& graph() const = 0;  // its large vectors (weights) may have been freed
   virtual const std::string& isa() const = 0;
   virtual size_t workspace_bytes() const = 0;

@@ -20,6 +20,7 @@ constexpr size_t kMaxOps = 100'000;
 constexpr int64_t kMaxElements = int64_t{1} << 28;  // of a value
 constexpr int64_t kMaxSigns = int64_t{1} << 34;     // as many as fit into a file
 constexpr int64_t kMaxWeights = int64_t{1} << 24;   // of a filter: sums of as many bits are exact in float32
+constexpr int64_t kMaxByteWeights = int64_t{1} << 16;  // of a filter: sums of as many products of bytes fit 32 bits
 constexpr int64_t kMaxBases = 64;
 constexpr size_t kMaxName = 4096;
 constexpr int kMaxPlanes = 8, kMaxSteps = 255;
@@ -226,17 +227,18 @@ class Loader {
     graph_.input = {shape[0], shape[1], shape[2]};
     if (!fits(graph_.input)) fields.fail("more than 2^28 elements: " + text_of(graph_.input));
     const Json& preprocess = fields.required("preprocess");
-    if (preprocess.type != Json::Type::Null) check_preprocess(preprocess);
+    if (preprocess.type != Json::Type::Null) read_preprocess(preprocess);
     graph_.preprocess = raw(preprocess);
     fields.finish();
   }
 
-  void check_preprocess(const Json& json) const {
+  void read_preprocess(const Json& json) {
     Fields fields(container_.graph, json, "preprocess");
     const size_t channels = static_cast<size_t>(graph_.input.channels);
     const std::string right = std::to_string(channels) + " numbers, one per channel";
-    fields.numbers("mean", right, channels, channels);
-    for (float deviation : fields.numbers("std", right, channels, channels))
+    graph_.mean = fields.numbers("mean", right, channels, channels);
+    graph_.std = fields.numbers("std", right, channels, channels);
+    for (float deviation : graph_.std)
       if (!(deviation > 0)) fields.wrong("std", "numbers above 0");
     fields.finish();
   }
@@ -265,7 +267,7 @@ class Loader {
 
   void add_output(Fields& fields, const char* key, const std::string& name) {
     const int value = fields.integer(key, 0, made());
-    if (graph_.is_code(value))
+    if (!graph_.is_float(value))
       fields.fail(std::string("'") + key + "' must be a float value, and value " + std::to_string(value) + " is a code");
     const bool pixels = fields.optional("pixels") != nullptr && fields.boolean("pixels");
     graph_.outputs.push_back({name, value, pixels});
@@ -329,7 +331,7 @@ class Loader {
     for (const Json& item : items) {
       int value = 0;
       if (!Fields::whole(item, 0, made(), value)) fields.wrong("inputs", right + " (0 .. " + std::to_string(made()) + ")");
-      if (op.kind != OpKind::Conv && graph_.is_code(value))
+      if (op.kind != OpKind::Conv && !graph_.is_float(value))
         fields.wrong("inputs", "float values; value " + std::to_string(value) + " is a code");
       op.inputs.push_back(value);
     }
@@ -363,6 +365,7 @@ class Loader {
         set_shape(fields, op, in.channels, in.height, in.width);
         break;
       case OpKind::Resize: read_resize(fields, op, in); break;
+      case OpKind::ToBytes: read_to_bytes(fields, op, in); break;
     }
     if (op.kind == OpKind::Conv || op.kind == OpKind::Map) read_steps(fields, op);
   }
@@ -418,6 +421,17 @@ class Loader {
         fields.wrong("scales", "scales[0] times 1, 2, 4, ... with the coding \"levels\"");
   }
 
+  void read_to_bytes(Fields& fields, Op& op, const Shape& in) {
+    op.range.scale = channel_floats(fields, "scale", in.channels);
+    op.range.shift = channel_floats(fields, "shift", in.channels);
+    const Tensor& zero = tensor(fields, "zero", Dtype::U8, 1);
+    if (zero.shape[0] != 1 && zero.shape[0] != in.channels)
+      wrong_shape(fields, "zero", zero, "(" + std::to_string(in.channels) + ") or (1)");
+    bytes_ += static_cast<int64_t>(zero.bytes);
+    if (!measuring_) op.range.zero.assign(zero.data, zero.data + zero.bytes);
+    set_shape(fields, op, in.channels, in.height, in.width);
+  }
+
   void read_conv(Fields& fields, Op& op, const Shape& in) {
     Convolution& c = op.conv;
     int shape[4], padding[4];
@@ -452,13 +466,36 @@ class Loader {
   void read_weight(Fields& fields, Op& op) {
     Convolution& c = op.conv;
     const bool is_float = fields.optional("weight") != nullptr, is_binary = fields.optional("bits") != nullptr;
-    if (is_float == is_binary) fields.fail(is_float ? "has both 'weight' and 'bits'" : "needs 'weight', or 'bits' and 'scales'");
+    const bool is_int8 = fields.optional("bytes") != nullptr;
+    if (is_float + is_binary + is_int8 != 1)
+      fields.fail("needs exactly one of 'weight', 'bits' (with 'scales') and 'bytes' (with 'scales')");
+    if (is_int8 != graph_.is_bytes(op.inputs[0]))
+      fields.fail(is_int8 ? "'bytes' need an input from to_bytes" : "its input is from to_bytes, which needs 'bytes'");
+    if (is_int8) return read_bytes(fields, op);
     if (is_binary) return read_bits(fields, op);
     if (graph_.is_code(op.inputs[0])) fields.fail("its input is a code, which needs 'bits', not 'weight'");
     const Tensor& weight = tensor(fields, "weight", Dtype::F32, 4);
     const std::vector<int64_t> right = {c.filters, c.channels, c.kernel.h, c.kernel.w};
     if (weight.shape != right) wrong_shape(fields, "weight", weight, text_of(right) + ", its 'shape'");
     c.weight = floats(fields, "weight", weight);
+  }
+
+  void read_bytes(Fields& fields, Op& op) {
+    Convolution& c = op.conv;
+    const int64_t weights = int64_t{c.channels} * c.kernel.h * c.kernel.w;
+    if (weights > kMaxByteWeights)
+      fields.fail("a filter has " + std::to_string(weights) + " weights; at most 65,536 'bytes' are allowed");
+    const Tensor& bytes = tensor(fields, "bytes", Dtype::U8, 4);
+    const std::vector<int64_t> right = {c.filters, c.channels, c.kernel.h, c.kernel.w};
+    if (bytes.shape != right) wrong_shape(fields, "bytes", bytes, text_of(right) + ", its 'shape'");
+    if (std::memchr(bytes.data, 0x80, bytes.bytes) != nullptr) fields.fail("'bytes': -128 is not allowed, only -127 .. 127");
+    const Tensor& scales = tensor(fields, "scales", Dtype::F32, 2);
+    if (scales.shape[0] != 1 || (scales.shape[1] != 1 && scales.shape[1] != c.filters))
+      wrong_shape(fields, "scales", scales, "(1, " + std::to_string(c.filters) + ") or (1, 1)");
+    bytes_ += static_cast<int64_t>(bytes.bytes);
+    c.int8 = true;
+    if (!measuring_) c.bytes.assign(bytes.data, bytes.data + bytes.bytes);
+    c.scales = spread(floats(fields, "scales", scales), 1, c.filters, scales.shape[1] == 1);
   }
 
   void read_bits(Fields& fields, Op& op) {
@@ -643,7 +680,7 @@ class Loader {
 
   void read_operand(Fields& fields, Step& step, const Shape& shape) const {
     step.value = fields.integer("value", 0, made());
-    if (graph_.is_code(step.value)) fields.wrong("value", "a float value; this one is a code");
+    if (!graph_.is_float(step.value)) fields.wrong("value", "a float value; this one is a code");
     const Shape& other = graph_.shape(step.value);
     if (step.kind == StepKind::Add) {
       if (!(other == shape)) fields.wrong("value", "a value of " + text_of(shape) + "; it is " + text_of(other));

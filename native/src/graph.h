@@ -44,7 +44,8 @@ struct Pair {
   OP(Upsample, "upsample")              \
   OP(PixelShuffle, "pixel_shuffle")     \
   OP(ChannelShuffle, "channel_shuffle") \
-  OP(Resize, "resize")
+  OP(Resize, "resize")                  \
+  OP(ToBytes, "to_bytes")
 
 enum class OpKind {
 #define UNFLIP_OP(kind, name) kind,
@@ -81,15 +82,23 @@ struct Quantizer {
   int planes() const { return static_cast<int>(scales.size()); }
 };
 
+// Floats to whole numbers: n - zero, n = round(clamp(x * scale + shift, 0, 255)). Vectors have one element, or one per channel.
+struct ByteRange {
+  std::vector<float> scale, shift;
+  std::vector<uint8_t> zero;
+};
+
 struct Convolution {
   int filters = 0, channels = 0;  // channels: of a filter = input channels / groups
   Pair kernel, stride, dilation;
   int top = 0, left = 0, bottom = 0, right = 0;
   int groups = 1;
   std::vector<float> weight;  // filters x channels x kernel; empty for binary weights
+  bool int8 = false;          // whole weights: `bytes` times `scales`, for an input of whole numbers
+  std::vector<int8_t> bytes;  // filters x channels x kernel, -127 .. 127
   int bases = 0;              // binary weights: sum over bases of scale * sign, plus offset
   std::vector<uint8_t> bits;  // as in the file
-  std::vector<float> scales;  // bases x filters (the loader repeats a shared scale)
+  std::vector<float> scales;  // bases x filters (the loader repeats a shared scale); int8: filters
   std::vector<float> offset;  // one per filter, or empty
 };
 
@@ -104,6 +113,7 @@ struct Op {
   std::vector<int> inputs;
   std::vector<Step> steps;                        // Conv, Map
   Quantizer quantizer;                            // Quantize
+  ByteRange range;                                // ToBytes
   Convolution conv;                               // Conv
   Pool pool;                                      // MaxPool, AvgPool
   int groups = 1;                                 // MeanAbs over channels, Normalize, ChannelShuffle
@@ -133,10 +143,13 @@ struct Graph {
   std::vector<Output> outputs;  // at least one; for Structure::Tensor one named "output"
   Structure structure = Structure::Tensor;
   std::string preprocess, labels;  // JSON text from the file, "null" if missing
+  std::vector<float> mean, std;    // of `preprocess`; empty if missing
 
   const Shape& shape(int value) const { return value == 0 ? input : ops[value - 1].shape; }
   const Shape& output_shape(size_t output) const { return shape(outputs[output].value); }
   bool is_code(int value) const { return value > 0 && ops[value - 1].kind == OpKind::Quantize; }
+  bool is_bytes(int value) const { return value > 0 && ops[value - 1].kind == OpKind::ToBytes; }
+  bool is_float(int value) const { return !is_code(value) && !is_bytes(value); }
 };
 
 struct LoadOptions {

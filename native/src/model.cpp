@@ -191,12 +191,16 @@ void refuse_several(const unflip_model* model, const char* instead) {
   if (count != 1) fail("this network has " + std::to_string(count) + " outputs: call " + instead);
 }
 
+void check_arguments(const unflip_model* model, const void* input, int batch, float* const* outputs) {
+  if (model == nullptr || input == nullptr || outputs == nullptr) fail("model, input and outputs must not be NULL");
+  for (int i = 0; i < unflip_outputs(model); ++i)
+    if (outputs[i] == nullptr) fail("outputs[" + std::to_string(i) + "] must not be NULL");
+  if (batch < 1) fail("the batch must be 1 or more, not " + std::to_string(batch));
+}
+
 int run_outputs(unflip_model* model, const float* input, int batch, float* const* outputs, double* seconds) {
   return guarded(1, [&] {
-    if (model == nullptr || input == nullptr || outputs == nullptr) fail("model, input and outputs must not be NULL");
-    for (int i = 0; i < unflip_outputs(model); ++i)
-      if (outputs[i] == nullptr) fail("outputs[" + std::to_string(i) + "] must not be NULL");
-    if (batch < 1) fail("the batch must be 1 or more, not " + std::to_string(batch));
+    check_arguments(model, input, batch, outputs);
     refuse_not_finite(input, batch, model->engine->graph().input);
     Lease lease(*model);
     model->engine->run(input, outputs, batch, lease.workspace(), model->pool.get(), seconds);
@@ -345,6 +349,21 @@ int unflip_run_outputs(unflip_model* model, const float* input, int batch, float
 
 int unflip_profile_outputs(unflip_model* model, const float* input, int batch, float* const* outputs, double* seconds) {
   return run_outputs(model, input, batch, outputs, seconds);
+}
+
+int unflip_takes_pixels(const unflip_model* model) {
+  return property(model, 0, [](const unflip_model& m) { return m.engine->takes_pixels() ? 1 : 0; });
+}
+
+int unflip_run_pixels(unflip_model* model, const uint8_t* input, int batch, float* const* outputs, double* seconds) {
+  return guarded(1, [&] {
+    check_arguments(model, input, batch, outputs);
+    if (!model->engine->takes_pixels())
+      fail("this network takes floats, not pixels: it has no 8-bit first convolution, or no normalization of images");
+    Lease lease(*model);
+    model->engine->run_pixels(input, outputs, batch, lease.workspace(), model->pool.get(), seconds);
+    return 0;
+  });
 }
 
 int unflip_ops(const unflip_model* model) {

@@ -119,8 +119,25 @@ class Reference {
       case OpKind::PixelShuffle:
       case OpKind::ChannelShuffle: return moved(op);
       case OpKind::Resize: return resize(op);
+      case OpKind::ToBytes: return to_bytes(op);
     }
     return Tensor();
+  }
+
+  Tensor to_bytes(const Op& op) const {
+    const Tensor& in = input(op);
+    Tensor out(op.shape);
+    for (int c = 0; c < op.shape.channels; c++)
+      for (int y = 0; y < op.shape.height; y++)
+        for (int x = 0; x < op.shape.width; x++) {
+          const double place = in.at(c, y, x) * element(op.range.scale, c) + element(op.range.shift, c);
+          const double rest = place - std::floor(place);
+          if (!in.exact && std::fabs(rest - 0.5) < 1e-3 * (1 + std::fabs(place))) throw TooClose();
+          const int zero = op.range.zero[op.range.zero.size() == 1 ? 0 : c];
+          out.at(c, y, x) = std::nearbyint(std::min(std::max(place, 0.0), 255.0)) - zero;
+        }
+    out.settle(true, 0, 0);
+    return out;
   }
 
   Tensor quantize(const Op& op) const {
@@ -153,6 +170,7 @@ class Reference {
 
   static double weight(const Convolution& conv, int o, int64_t k) {
     const int64_t depth = int64_t{conv.channels} * conv.kernel.h * conv.kernel.w;
+    if (conv.int8) return static_cast<double>(conv.bytes[o * depth + k]) * conv.scales[o];
     if (!conv.bases) return conv.weight[o * depth + k];
     double w = conv.offset.empty() ? 0 : element(conv.offset, o);
     for (int b = 0; b < conv.bases; b++) {
@@ -476,6 +494,19 @@ class Builder {
     return add(op);
   }
 
+  int to_bytes(int x) {
+    Op op;
+    op.kind = OpKind::ToBytes;
+    op.inputs = {x};
+    op.shape = shape(x);
+    auto count = [&] { return r.chance(50) ? op.shape.channels : 1; };
+    op.range.scale.resize(count()), op.range.shift.resize(count()), op.range.zero.resize(count());
+    for (float& v : op.range.scale) v = static_cast<float>(r.pick({1, 2, 8, 32}));
+    for (float& v : op.range.shift) v = static_cast<float>(r.in(-20, 520)) / 2;
+    for (uint8_t& v : op.range.zero) v = static_cast<uint8_t>(r.pick({0, 128, 255, r.in(0, 255)}));
+    return add(op);
+  }
+
   int mean_abs(int x, bool over_sample) {
     Op op;
     op.kind = OpKind::MeanAbs;
@@ -548,6 +579,12 @@ class Builder {
     op.shape = {o.filters, out_size(s.height, o.kernel.h, o.stride.h, o.dilation.h, o.top + o.bottom),
                 out_size(s.width, o.kernel.w, o.stride.w, o.dilation.w, o.left + o.right)};
     const int64_t count = int64_t{o.filters} * c.channels * o.kernel.h * o.kernel.w;
+    if (graph.is_bytes(x)) {
+      c.int8 = true;
+      for (int64_t i = 0; i < count; i++) c.bytes.push_back(static_cast<int8_t>(r.chance(10) ? r.pick({-127, 127}) : r.in(-127, 127)));
+      for (int i = 0; i < o.filters; i++) c.scales.push_back(r.power() / 1024);
+      return op;
+    }
     if (!binary) {
       for (int64_t i = 0; i < count; i++) c.weight.push_back(r.quarter(1));
       return op;
@@ -572,7 +609,7 @@ class Builder {
   int find(const Shape& wanted) {
     for (int tries = 0; tries < 10; tries++) {
       int v = r.in(0, last());
-      if (!graph.is_code(v) && shape(v) == wanted) return v;
+      if (graph.is_float(v) && shape(v) == wanted) return v;
     }
     return -1;
   }
@@ -615,9 +652,9 @@ class Builder {
   int any_float() {
     for (;;) {
       int v = r.chance(60) ? last() : r.in(0, last());
-      if (!graph.is_code(v)) return v;
+      if (graph.is_float(v)) return v;
       v = r.in(0, last());
-      if (!graph.is_code(v)) return v;
+      if (graph.is_float(v)) return v;
     }
   }
 
@@ -774,12 +811,48 @@ Graph float_conv_graph(Random& r) {
   return std::move(b.graph);
 }
 
+// A convolution of whole numbers: of the input, or of a value with padded channels. Often a stem, and often with a pool.
+Graph byte_conv_graph(Random& r) {
+  Builder b(r, {r.chance(50) ? r.in(1, 4) : random_channels(r), random_side(r), r.chance(50) ? r.in(1, 40) : random_side(r)});
+  if (r.chance(30)) b.max_pool(0, 1, 1);
+  const int bytes = b.to_bytes(b.last());
+  for (int users = r.chance(20) ? 2 : 1; users > 0; users--) {
+    Builder::ConvOptions o = b.random_conv(bytes, 100);
+    if (r.chance(40)) o.groups = 1;
+    if (r.chance(30)) {
+      o.kernel = {7, 7}, o.stride = {2, 2}, o.dilation = {1, 1}, o.groups = 1;
+      o.top = o.left = o.bottom = o.right = r.in(3, 6);
+    }
+    Op op = b.conv_op(bytes, o, false);
+    if (r.chance(60)) {  // BatchNorm with factors of both signs: the engine moves it after a max pool
+      Step norm;
+      norm.kind = StepKind::Affine;
+      norm.scale = b.vector(o.filters, true), norm.shift = b.vector(o.filters, false);
+      op.steps.push_back(norm);
+    }
+    b.random_steps(op, 2);
+    b.add(op);
+  }
+  if (r.chance(40)) b.random_pool(b.last());
+  if (r.chance(30)) {
+    int code = b.quantize(b.last());
+    b.add(b.conv_op(code, b.random_conv(code, 20), true));
+  }
+  b.graph.outputs = {{"output", b.last()}};
+  return std::move(b.graph);
+}
+
 Graph mixed_graph(Random& r) {
   Builder b(r, {r.in(1, 40), r.in(1, 12), r.in(1, 12)});
   for (int n = r.in(1, 10); n > 0; n--) {
     const int x = b.any_float(), kind = r.in(0, 9);
     if (b.shape(x).size() > 20000) continue;
-    if (kind <= 3) {
+    if (kind == 0) {
+      const int bytes = b.to_bytes(x);
+      Op op = b.conv_op(bytes, b.random_conv(bytes, 24), false);
+      b.random_steps(op, 3);
+      b.add(op);
+    } else if (kind <= 3) {
       int code = b.quantize(x, true);
       for (int users = r.chance(20) ? 2 : 1; users > 0; users--) {
         Op op = b.conv_op(code, b.random_conv(code, 40), true);
@@ -800,6 +873,8 @@ Graph mixed_graph(Random& r) {
   // Adds other outputs: any value of the graph, possibly the same again.
   if (r.chance(50))
     for (int more = r.in(1, 4); more > 0; more--) b.graph.outputs.push_back({"more", r.in(0, b.last())});
+  for (Output& output : b.graph.outputs)
+    if (b.graph.is_bytes(output.value)) output.value = b.last();  // which is a convolution, or a later value
   return std::move(b.graph);
 }
 
@@ -931,6 +1006,7 @@ Graph residual_graph(Random& r) {
 std::vector<std::string> all_sets() {
   std::vector<std::string> sets = instruction_sets();
   if (std::find(sets.begin(), sets.end(), "avx2") != sets.end()) sets.push_back("avx2-intrinsics");
+  if (std::find(sets.begin(), sets.end(), "neon") != sets.end()) sets.push_back("neon-base");
   sets.push_back("portable-look-up");
   sets.push_back("portable-popcount");
   return sets;
@@ -1243,6 +1319,90 @@ bool check_mean_abs() {
   return true;
 }
 
+// A graph of one convolution of whole numbers: the exact sum, rounded to a float, times the scale. in: channels x height x width.
+std::vector<float> whole_conv(const Graph& graph, const std::vector<int>& in) {
+  const Convolution& c = graph.ops[1].conv;
+  const Shape shape = graph.input, out = graph.ops[1].shape;
+  const int taps = c.kernel.h * c.kernel.w;
+  std::vector<float> sums;
+  for (int o = 0; o < out.channels; o++)
+    for (int y = 0; y < out.height; y++)
+      for (int x = 0; x < out.width; x++) {
+        int64_t sum = 0;
+        for (int i = 0; i < c.channels * taps; i++) {
+          const int64_t channel = o / (c.filters / c.groups) * c.channels + i / taps;
+          const int row = y * c.stride.h - c.top + i % taps / c.kernel.w * c.dilation.h;
+          const int column = x * c.stride.w - c.left + i % taps % c.kernel.w * c.dilation.w;
+          if (row < 0 || column < 0 || row >= shape.height || column >= shape.width) continue;
+          sum += in[(channel * shape.height + row) * shape.width + column] * c.bytes[int64_t{o} * c.channels * taps + i];
+        }
+        sums.push_back(static_cast<float>(sum) * c.scales[o]);
+      }
+  return sums;
+}
+
+// Pixels instead of floats give the same bits.
+bool same_with_pixels(const Graph& graph, const std::vector<uint8_t>& pixels, const std::vector<float>& expected) {
+  static ThreadPool pool(3);
+  for (const std::string& isa : all_sets())
+    for (int threads : {1, 3}) {
+      std::unique_ptr<Engine> engine = Engine::create(graph, isa, threads);
+      if (!engine->takes_pixels()) return std::printf("it takes no pixels\n"), false;
+      std::vector<float> output(expected.size());
+      float* place = output.data();
+      engine->run_pixels(pixels.data(), &place, 1, *engine->workspace(), threads > 1 ? &pool : nullptr, nullptr);
+      if (output != expected) return std::printf("%s: pixels give other results than floats\n", isa.c_str()), false;
+    }
+  return true;
+}
+
+// Whole numbers: every sum is exact, up to the largest that fit 32 bits.
+bool check_bytes() {
+  for (int i = 0; i < 150; i++) {
+    Random r(static_cast<uint64_t>(i) + 14);
+    const bool largest = i < 3;  // 65,536 weights per filter, as large as possible
+    Builder b(r, largest ? Shape{16384, 2, 2} : Shape{r.chance(50) ? 3 : r.in(1, 40), random_side(r), r.in(1, 30)});
+    const int channels = b.graph.input.channels;
+    Op image;
+    image.kind = OpKind::ToBytes;
+    image.inputs = {0};
+    image.shape = b.graph.input;
+    for (int c = 0; c < channels; c++) {
+      const float mean = std::fabs(r.real()), deviation = 0.1f + std::fabs(r.real());
+      b.graph.mean.push_back(mean), b.graph.std.push_back(deviation);
+      image.range.scale.push_back(255 * deviation), image.range.shift.push_back(255 * mean);
+      image.range.zero.push_back(static_cast<uint8_t>(std::nearbyint(255 * mean)));
+    }
+    b.add(image);
+    Builder::ConvOptions o = b.random_conv(1, 80);
+    if (i % 3 == 2 && channels <= 4) o.kernel = {7, 7}, o.stride = {2, 2}, o.dilation = {1, 1}, o.groups = 1, o.bottom += 6, o.right += 6;
+    if (largest) o = Builder::ConvOptions(), o.kernel = {2, 2}, o.top = o.left = o.bottom = o.right = 0;
+    Op op = b.conv_op(1, o, false);
+    for (float& s : op.conv.scales) s = r.real();
+    if (largest) std::fill(op.conv.bytes.begin(), op.conv.bytes.end(), static_cast<int8_t>(i == 0 ? 127 : -127));
+    b.add(op);
+    b.graph.outputs = {{"output", 2}};
+    std::vector<uint8_t> pixels(b.graph.input.size());
+    std::vector<float> input;
+    std::vector<int> whole;
+    const int64_t plane = b.graph.input.size() / channels;
+    for (size_t k = 0; k < pixels.size(); k++) {
+      const int64_t c = static_cast<int64_t>(k) / plane;
+      pixels[k] = static_cast<uint8_t>(largest ? (i == 1 ? 0 : 255) : r.in(0, 255));
+      input.push_back((static_cast<float>(pixels[k]) / 255.f - b.graph.mean[c]) / b.graph.std[c]);
+      whole.push_back(pixels[k] - image.range.zero[c]);
+    }
+    const std::vector<float> output = run_all(b.graph, input, 1, r), expected = whole_conv(b.graph, whole);
+    if (output.empty()) return false;
+    if (output != expected || (channels <= 16 && !same_with_pixels(b.graph, pixels, expected))) {
+      const size_t k = std::mismatch(output.begin(), output.end(), expected.begin()).first - output.begin();
+      std::printf("element %zu is not exact, case %d\n%s", k, i, describe(b.graph).c_str());
+      return false;
+    }
+  }
+  return true;
+}
+
 // All widths and heights of a stem's last tile with all remainders of its filters.
 bool check_stem_sizes(Totals& totals) {
   Random r(10);
@@ -1309,13 +1469,14 @@ int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400, first = argc > 2 ? std::atoi(argv[2]) : 0;
   Totals totals;
   if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_depthwise_bits() || !check_levels() ||
-      !check_mean_abs() || !check_stem_sizes(totals))
+      !check_mean_abs() || !check_stem_sizes(totals) || !check_bytes())
     return 1;
   for (int i = first; i < first + cases; i++) {
     Random r(static_cast<uint64_t>(i) + 1000);
     const int kind = r.in(0, 10);
     const Graph graph = i % 8 == 7   ? stem_graph(r)
                         : i % 8 == 3 ? depthwise_graph(r)
+                        : i % 8 == 5 ? byte_conv_graph(r)
                         : kind < 4   ? binary_conv_graph(r)
                         : kind < 6   ? float_conv_graph(r)
                         : kind < 7   ? pooled_graph(r)

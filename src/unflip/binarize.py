@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
+from unflip.ends import Ends, FrozenInt8Layer, Int8Layer, first_and_last, quantize_ends
 from unflip.freeze import FrozenLayer, frozen_layers
 from unflip.layers import (
     MULTIPLYING,
@@ -38,7 +39,8 @@ _BASE = "weight_binarizer.base."
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One layer of a model. ``binary``: whether its weights are. ``reason``: the method that changed it, or "float"."""
+    """One layer of a model. ``binary``: whether its weights are. ``reason``: the method that changed it, "int8" or
+    "float"."""
 
     name: str
     kind: str
@@ -71,6 +73,8 @@ def binarize(
     skip: Iterable[str] = (),
     *,
     keep_first_and_last: bool = True,
+    ends: Ends = "float",
+    preprocess: Mapping[str, Sequence[float]] | None = None,
     quiet: bool = False,
     **options: Any,
 ) -> nn.Module:
@@ -79,6 +83,8 @@ def binarize(
     method               a method's name, its options as a mapping, or a method
     skip                 layers that stay float: names, or patterns such as ``"layer1.*"``
     keep_first_and_last  keep the first convolution and the last linear layer (in the order they are registered) float
+    ends                 "int8": these two layers get 8-bit weights and inputs instead (see ``ends.py``)
+    preprocess           for ``ends="int8"``: ``{"mean": ..., "std": ...}`` of the images, as for :func:`~unflip.pack`
     quiet                print nothing. Otherwise a report says which layers became binary and which stayed float;
                          :func:`summary` returns the same as a table. Errors and warnings are not silenced
     options              of the method: ``binarize(model, "dorefa", input_bits=2)``
@@ -91,8 +97,11 @@ def binarize(
         raise TypeError(f"options {sorted(options)} go with a method's name, not with {method!r}")
     if isinstance(skip, str):
         raise TypeError(f"skip={skip!r} should be a list of layer names or patterns: [{skip!r}]")
+    _check_ends(ends, keep_first_and_last, preprocess)
     targets = _targets(model, tuple(skip), keep_first_and_last)
     twins = [(module, _binary_twin(name, module, chosen)) for name, module in targets.items()]
+    if ends == "int8":
+        quantize_ends(model, preprocess)
     for module, twin in twins:  # once all of them could be made
         become(module, twin)
     _use_no_fast_path(model)
@@ -100,6 +109,19 @@ def binarize(
     if not quiet:
         print(_report(chosen, summary(model)))
     return model
+
+
+def _check_ends(ends: str, kept: bool, preprocess: object) -> None:
+    if ends not in ("float", "int8"):
+        raise ValueError(f"ends={ends!r} is not one of 'float', 'int8'")
+    if ends == "int8" and not kept:
+        raise ValueError(
+            "ends='int8' needs keep_first_and_last=True: otherwise the first and last layer are binary"
+        )
+    if ends == "float" and preprocess is not None:
+        raise ValueError(
+            "preprocess has no effect with ends='float'; remove it, or give ends='int8'"
+        )
 
 
 def _targets(
@@ -120,7 +142,7 @@ def _targets(
             raise ValueError(
                 f"skip: {pattern!r} matches no layer. Layers: {', '.join(layers) or 'none'}"
             )
-    ends = _first_and_last(model) if keep_first_and_last else []
+    ends = first_and_last(model) if keep_first_and_last else []
     kept = {n for n, m in layers.items() if m in ends}
     targets = {n: m for n, m in layers.items() if n not in kept and not _skipped(n, skip)}
     inside = [n for n, m in layers.items() if isinstance(m, nn.MultiheadAttention)]
@@ -142,14 +164,6 @@ def _skipped(name: str, skip: tuple[str, ...]) -> bool:
     parts = name.split(".")
     above = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
     return any(fnmatch.fnmatchcase(module, p) for module in above for p in skip)
-
-
-def _first_and_last(model: nn.Module) -> list[nn.Module]:
-    """With duplicates: a layer that is used twice may be both in the middle and last."""
-    modules = [m for _, m in model.named_modules(remove_duplicate=False)]
-    convs = [m for m in modules if isinstance(m, nn.Conv2d)]
-    linears = [m for m in modules if isinstance(m, nn.Linear)]
-    return [*convs[:1], *linears[-1:]]
 
 
 def _refuse_already_binary(model: nn.Module) -> None:
@@ -213,6 +227,8 @@ def summary(model: nn.Module) -> ModelSummary:
         if isinstance(module, (BinaryLayer, FrozenLayer)):
             binary = module.has_binary_weights
             layers.append(_layer_summary(name, module, binary, str(module.method)))
+        elif isinstance(module, (Int8Layer, FrozenInt8Layer)):
+            layers.append(_layer_summary(name, module, False, "int8"))
         elif isinstance(module, MULTIPLYING) and not inside_binarizer(name):
             layers.append(_layer_summary(name, module, False, "float"))
     return layers
@@ -231,17 +247,18 @@ def _weights(module: nn.Module) -> int:
 
 
 def _report(method: Method, layers: ModelSummary) -> str:
-    binary = [layer for layer in layers if layer.reason != "float"]
-    kept = [layer for layer in layers if layer.reason == "float"]
+    binary = [layer for layer in layers if layer.reason not in ("float", "int8")]
     lines = [
         f"binarized {len(binary)} layers ({sum(layer.weights for layer in binary):,} weights) with {method}: "
         + ", ".join(layer.name or layer.kind for layer in binary)
     ]
-    if kept:
-        lines.append(
-            f"kept float: {', '.join(layer.name for layer in kept)} "
-            f"({sum(layer.weights for layer in kept):,} weights)"
-        )
+    for reason, words in (("int8", "8 bits"), ("float", "kept float")):
+        kept = [layer for layer in layers if layer.reason == reason]
+        if kept:
+            lines.append(
+                f"{words}: {', '.join(layer.name for layer in kept)} "
+                f"({sum(layer.weights for layer in kept):,} weights)"
+            )
     return "\n".join(lines)
 
 

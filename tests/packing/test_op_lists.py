@@ -53,7 +53,7 @@ def documented_ops() -> Fields:
     """op -> its fields."""
     ops = {
         op: {name for names, _ in rows(op) for name in names} - COMMON
-        for op in ("quantize", "conv")
+        for op in ("quantize", "to_bytes", "conv")
     }
     ops["map"] = {"steps"}
     for names, text in rows("The rest"):

@@ -23,7 +23,7 @@ from unflip.packing.file import Packed, PackedFileError, from_bytes, read, to_by
 from unflip.packing.reference import evaluate_outputs
 from unflip.runtime._native import Network
 
-NETWORKS = ["residual", "pools", "levels", "pieces", "smooth", "vector", "several", "pair"]
+NETWORKS = ["residual", "pools", "levels", "pieces", "smooth", "vector", "several", "pair", "ends"]
 Networks = dict[str, Packed]
 
 
@@ -363,10 +363,14 @@ def output(index: int, key: str, value: Any) -> Edit:
     return lambda graph: graph["outputs"][index].__setitem__(key, value)
 
 
+def floats_on_bytes(conv: dict[str, Any]) -> None:
+    conv["weight"] = conv.pop("bytes")
+
+
 # residual: 0 conv, 1 quantize, 2 conv, 3 mean, 4 conv, 5 softmax. pools: 0 conv, 1 max_pool, 2, 3 avg_pool, 4 concat,
 # 5 flatten. levels: 0 mean_abs, 1 quantize, 2 mean_abs, 3 mean, 4 conv, 5 quantize, 6 conv. pieces: 0 slice, 1 pad,
 # 2 conv, 3 map. smooth: 0 curve, 1 normalize, 2 upsample, 3 channel_shuffle, 4 quantize, 5 conv, 6 pixel_shuffle,
-# 7, 8 resize.
+# 7, 8 resize. ends: 0 to_bytes, 1 conv, 2 max_pool, 3 quantize, 4 conv, 5 mean, 6 to_bytes, 7 conv.
 GRAPHS: list[Case] = [
     ("residual", "graph: unknown field 'more'", top("more", 1)),
     ("residual", "'ops' must be a list", top("ops", {})),
@@ -449,8 +453,8 @@ GRAPHS: list[Case] = [
     ("residual", "1 .. 65,536 is allowed", op(0, "padding", [65_536, 0, 65_536, 0])),
     ("residual", "'bits' must be a tensor of U8", op(2, "bits", "t0")),
     ("residual", "'weight' must be a tensor of F32", op(0, "weight", "t5")),
-    ("residual", "needs 'weight', or 'bits'", without(0, "weight")),
-    ("residual", "both 'weight' and 'bits'", op(2, "weight", "t2")),
+    ("residual", "needs exactly one of 'weight', 'bits'", without(0, "weight")),
+    ("residual", "needs exactly one of 'weight', 'bits'", op(2, "weight", "t2")),
     ("residual", "unknown field 'scales'", op(0, "scales", "t5")),
     ("residual", "which needs 'bits'", op(4, "inputs", [2])),
     ("residual", "the field 'steps' is missing", without(0, "steps")),
@@ -509,6 +513,27 @@ GRAPHS: list[Case] = [
     ("smooth", "2^28 elements", op(7, "size", [65_536, 65_536])),
     ("smooth", "the field 'size' is missing", without(8, "size")),
     ("smooth", "'align_corners' must be", op(8, "align_corners", 1)),
+    # whole numbers
+    ("ends", "the field 'scale' is missing", without(0, "scale")),
+    ("ends", "'shift' must be a tensor's name", op(0, "shift", 1.5)),
+    ("ends", "'zero' must be a tensor of U8, not F32", op(0, "zero", "t0")),
+    ("ends", "'scale' must be a tensor of F32, not U8", op(0, "scale", "t2")),
+    ("ends", "'scale' must have the shape (3) or (1)", op(0, "scale", "t3")),
+    ("ends", "'zero' must have the shape (8) or (1), not (3)", op(6, "zero", "t2")),
+    ("ends", "unknown field 'offset'", op(0, "offset", 0)),
+    ("ends", "value 1 is a code", op(2, "inputs", [1])),
+    ("ends", "value 1 is a code", op(6, "inputs", [1])),
+    ("ends", "'output' must be a float value", top("output", 7)),
+    ("ends", "from to_bytes, which needs 'bytes'", lambda g: floats_on_bytes(g["ops"][1])),
+    ("ends", "'bytes' need an input from to_bytes", op(1, "inputs", [0])),
+    ("ends", "'bytes' need an input from to_bytes", op(7, "inputs", [4])),
+    ("ends", "needs exactly one of", op(1, "bits", "t5")),
+    ("ends", "the field 'scales' is missing", without(1, "scales")),
+    ("ends", "unknown field 'offset'", op(1, "offset", "t3")),
+    ("ends", "'bytes' must have the shape (9, 3, 3, 3)", op(1, "shape", [9, 3, 3, 3])),
+    ("ends", "'bytes' must be a tensor of U8, not F32", op(1, "bytes", "t3")),
+    ("ends", "a filter has 65538 weights; at most 65,536", op(1, "shape", [8, 3, 1, 21_846])),
+    ("ends", "'bytes' must have the shape (8, 3, 1, 21845)", op(1, "shape", [8, 3, 1, 21_845])),
 ]
 
 
@@ -561,3 +586,31 @@ def test_the_python_reader_refuses_damage_too(networks: Networks) -> None:
     data = to_bytes(networks["vector"])
     with pytest.raises(PackedFileError, match="SHA-256"):
         from_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_a_byte_that_is_not_a_weight(networks: Networks) -> None:
+    """-128 has no positive twin, and two products of it would not fit 16 bits."""
+    packed = networks["ends"]
+    key = packed.graph["ops"][1]["bytes"]
+    packed.tensors[key] = packed.tensors[key].copy()
+    packed.tensors[key].flat[7] = 0x80
+    assert "-128 is not allowed" in refused(to_bytes(packed))
+
+
+def test_scales_of_bytes_have_one_row(networks: Networks) -> None:
+    packed = networks["ends"]
+    key = packed.graph["ops"][1]["scales"]
+    packed.tensors[key] = np.ones((2, 8), np.float32)
+    assert "'scales' must have the shape (1, 8) or (1, 1), not (2, 8)" in refused(to_bytes(packed))
+
+
+def test_whole_numbers_with_a_huge_border_need_memory(networks: Networks) -> None:
+    """The border is in memory, so it counts."""
+    window = {"stride": [65_536, 65_536], "dilation": [1, 1], "padding": [30_000] * 4, "groups": 1}
+    graph = networks["ends"].graph
+    first, conv = graph["ops"][:2]
+    ops = [first, {**conv, **window, "steps": []}]
+    used = [value for op in ops for value in op.values()]
+    tensors = {k: v for k, v in networks["ends"].tensors.items() if k in used}
+    packed = Packed({**graph, "ops": ops, "output": 2, "labels": None}, tensors)
+    assert "max_memory" in refused(to_bytes(packed))

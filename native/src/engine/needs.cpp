@@ -193,6 +193,27 @@ class FloatConvNeeds {
   Size pooled_ = 0;  // bytes of PooledRows; 0 without a pool
 };
 
+// ----------------------------------------------------------------------------------------------------------- 8-bit convolutions
+
+// The bytes of a tap, or of a row of taps, are rounded up to whole steps.
+Size byte_steps(const Convolution& c) { return taps_of(c) * parts(c.channels, kByteGroup); }
+
+TaskNeeds byte_conv_needs(const Op& op, const Op* pool, bool stores_floats) {
+  const Convolution& c = op.conv;
+  const int64_t stride = padded(c.filters);
+  const Size blocks = Size(c.groups) * parts(c.filters / c.groups, kFloatBlock);
+  TaskNeeds n;
+  n.kept = blocks * kFloatBlock * (byte_steps(c) * kByteGroup + 8) + kGrowth * taps_of(c) * 8 + kPart;
+  n.load_work = Size(c.filters) * taps_of(c) * c.channels * 8 + n.kept;
+  if (pool != nullptr) {
+    n.thread_scratch = Size(pool->pool.kernel.h + 4) * op.shape.width * stride * kFloat + PooledRows::kBytes + kPart;
+  } else if (!stores_floats) {
+    const int64_t job = 2 * std::max<int64_t>(384, 8192 / stride) + 2 * kBytePixels;
+    n.thread_scratch = Size(std::min(job, pixels_of(op.shape).value() + kBytePixels)) * stride * kFloat + kPart;
+  }
+  return n;
+}
+
 // ------------------------------------------------------------------------------------------------------------------------- tasks
 
 class Estimate {
@@ -248,7 +269,9 @@ class Estimate {
       n = code_conv(op, in);
     } else {
       const Op* pool = planned.pool < 0 ? nullptr : &graph_.ops[planned.pool];
-      n = FloatConvNeeds(op, in, pool, planned.emits.value >= 0).needs();
+      const bool stores_floats = planned.emits.value >= 0;
+      const bool direct = op.conv.int8 && !(kernels_.whole_stem_tile && is_stem(op));
+      n = direct ? byte_conv_needs(op, pool, stores_floats) : FloatConvNeeds(op, in, pool, stores_floats).needs();
     }
     // Scales and offsets, folded into others.
     n.temporary += Size(op.conv.bases + 1) * op.conv.filters * kFloat;
@@ -268,6 +291,7 @@ class Estimate {
     if (op.kind == OpKind::MaxPool || op.kind == OpKind::AvgPool)
       n.thread_scratch = Size(op.shape.width) * padded(op.shape.channels) * kFloat;
     if (op.kind == OpKind::MeanAbs) n.scratch = Size(in.height) * 8, n.thread_scratch = Size(in.width) * 8;
+    if (op.kind == OpKind::ToBytes) n.kept = kGrowth * (1024 + 2 * Size(in.channels)) * 2 * kFloat, n.load_work = n.kept;
     if (op.kind == OpKind::Resize) n.kept = Size(op.shape.height + op.shape.width) * 16, n.load_work = n.kept;
     return n;
   }
@@ -303,6 +327,13 @@ Size float_conv_work(const Op& op, const Shape& in) {
   return work;
 }
 
+// Eight filters and four weights at a time.
+Size byte_conv_work(const Op& op) {
+  const Convolution& c = op.conv;
+  const Size group = parts(c.filters / c.groups, 8) * (2 * byte_steps(c) + 4 * taps_of(c)) + 32;
+  return pixels_of(op.shape) * c.groups * group;
+}
+
 Size pool_work(const Op& op, const Shape& in) {
   const Size rows = std::min(op.pool.kernel.h, in.height), columns = std::min(op.pool.kernel.w, in.width);
   return pixels_of(op.shape) * (rows * columns * (padded(in.channels) / 4) + 16);
@@ -317,6 +348,7 @@ Size op_work(const Graph& graph, const Op& op) {
   switch (op.kind) {
     case OpKind::Quantize: return work + elements * (1 + Size(op.quantizer.steps()));
     case OpKind::Conv:
+      if (op.conv.int8) return work + byte_conv_work(op);
       return work + (graph.is_code(input) ? code_conv_work(op, graph.ops[input - 1].quantizer) : float_conv_work(op, in));
     case OpKind::MaxPool:
     case OpKind::AvgPool: return work + pool_work(op, in);
@@ -334,7 +366,7 @@ Size run_work(const Graph& graph, const Plan& plan) {
   for (const Op& op : graph.ops) work += op_work(graph, op);
   for (size_t o = 0; o < graph.outputs.size(); o++) work += 4 * Size(graph.output_shape(o).size());
   for (const ValueInfo& value : plan.values)  // zeros around the codes
-    if (value.code) work += Size(value.layout.planes) * value.layout.plane_bytes / 4;
+    if (value.code) work += Size(value.layout.planes) * value.layout.plane_bytes;
   return work;
 }
 

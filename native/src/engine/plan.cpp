@@ -117,7 +117,7 @@ class Planner {
     if (returned_[value] || users_[value].size() != 1) return;
     const Op &conv = graph_.ops[planned.op], &op = graph_.ops[users_[value][0]];
     if (op.kind != OpKind::MaxPool && op.kind != OpKind::AvgPool) return;
-    if (!pools_rows(conv, planned.steps, op)) return;
+    if (!pools_rows(conv, planned.steps, op) || (conv.conv.int8 && conv.conv.groups > 1)) return;
     planned.pool = users_[value][0];
     planned.emits.value = planned.pool + 1;
     done_[planned.pool] = true;
@@ -141,7 +141,7 @@ class Planner {
     for (int v = 0; v <= count(); v++) {
       ValueInfo& info = plan_.values[v];
       info.shape = graph_.shape(v);
-      info.code = graph_.is_code(v);
+      info.code = !graph_.is_float(v);
       info.stride = v == 0 ? info.shape.channels : padded(info.shape.channels);
       if (info.code) info.layout = layout_of(v);
     }
@@ -151,19 +151,20 @@ class Planner {
   CodeLayout layout_of(int value) const {
     const Quantizer& quantizer = graph_.ops[value - 1].quantizer;
     const Shape& shape = graph_.shape(value);
+    const bool bytes = graph_.is_bytes(value);
     CodeLayout l;
     int64_t bottom = 0, right = 0;
     for (int user : users_[value]) {
       const Op& op = graph_.ops[user];
-      if (op.kind != OpKind::Conv || !looks_up(op, quantizer, shape, kernels_)) continue;
+      if (op.kind != OpKind::Conv || (!bytes && !looks_up(op, quantizer, shape, kernels_))) continue;
       const Window window(op.conv, shape, op.shape);
       l.top = std::max(l.top, window.top);
       l.left = std::max(l.left, window.left);
       bottom = std::max(bottom, window.rows() - window.top - shape.height);
       right = std::max(right, window.columns() - window.left - shape.width);
     }
-    l.planes = quantizer.planes();
-    l.pixel_bytes = (shape.channels + 7) / 8;
+    l.planes = bytes ? 1 : quantizer.planes();
+    l.pixel_bytes = bytes ? shape.channels : (shape.channels + 7) / 8;
     l.rows = static_cast<int>(l.top + shape.height + bottom);
     l.columns = static_cast<int>(l.left + shape.width + right);
     l.row_bytes = int64_t{l.columns} * l.pixel_bytes;

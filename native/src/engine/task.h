@@ -9,11 +9,12 @@
 
 namespace unflip {
 
-// The memory layout of a value. Floats: row by row, pixel by pixel, `stride` floats per pixel. Codes: see CodeLayout.
+// The memory layout of a value. Floats: row by row, pixel by pixel, `stride` floats per pixel. Codes: see CodeLayout. Whole
+// numbers: one plane of a byte per channel, with a border of the numbers that stand for 0.
 struct ValueInfo {
   Shape shape;
   int stride = 0;
-  bool code = false;
+  bool code = false;  // or whole numbers
   CodeLayout layout;
 };
 
@@ -23,6 +24,7 @@ struct RunContext {
   ThreadPool* pool = nullptr;
   float* const* values = nullptr;   // by number
   uint8_t* const* codes = nullptr;  // by number
+  const uint8_t* pixels = nullptr;  // the input if it is given as C x H x W pixels instead of floats
   uint8_t* scratch = nullptr;
   uint8_t* thread_scratch = nullptr;
   int64_t thread_scratch_bytes = 0;

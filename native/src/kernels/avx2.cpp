@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "activations.h"
+#include "bytes.h"
 #include "cpu.h"
 #include "depthwise.h"
 #include "epilogue.h"
@@ -182,6 +183,115 @@ void float_tile(const FloatTile& t) {
   }
 }
 
+// ----------------------------------------------------------------------------------------------------- 8-bit convolution
+// Products of unsigned and signed bytes may exceed 16 bits, where the instruction for them saturates. So bytes are widened to 16
+// bits: the even ones (0 and 2 of each four) and the odd ones separately. An instruction then sums two products in 32 bits.
+
+// The sums of 8 filters.
+struct ByteSums {
+  static constexpr int kWidth = kLanes;
+  __m256i v;
+};
+
+struct Widened {
+  __m256i even, odd;
+  static UNFLIP_INLINE Widened of_weights(const int8_t* w) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+    return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+  }
+  static UNFLIP_INLINE Widened of_input(const uint8_t* in) {
+    int32_t four;
+    __builtin_memcpy(&four, in, sizeof four);
+    const __m256i bytes = _mm256_set1_epi32(four);
+    return {_mm256_and_si256(bytes, _mm256_set1_epi16(255)), _mm256_srli_epi16(bytes, 8)};
+  }
+};
+
+// P pixels by N vectors of 8 filters.
+template <int P, int N>
+void byte_tile_of(const ByteTile& t) {
+  constexpr int kStep = kFloatBlock * kByteGroup, kHalf = kStep / 2;
+  const int64_t block = int64_t{t.segment_count} * t.segment_steps * kStep;
+  RegisterTile<ByteSums, P, N> all;
+  all.each([&](ByteSums& s, int, int c) UNFLIP_LAMBDA_INLINE {
+    s.v = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(t.minus + c)));
+  });
+  const int8_t* w = t.weights;
+  for (int s = 0; s < t.segment_count; s++) {
+    const uint8_t* in[P];
+    for (int p = 0; p < P; p++) in[p] = t.input[p] + t.segments[s];
+    for (int64_t k = 0; k < t.segment_steps; k++, w += kStep) {
+      Widened weights[N], input[P];
+      for (int n = 0; n < N; n++) weights[n] = Widened::of_weights(w + n / 2 * block + n % 2 * kHalf);
+      for (int p = 0; p < P; p++) input[p] = Widened::of_input(in[p] + k * kByteGroup);
+      all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
+        const Widened &x = input[p], &y = weights[c / kLanes];
+        sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.even, y.even));
+        sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.odd, y.odd));
+      });
+    }
+  }
+  all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
+    if (c < t.filters) _mm256_storeu_ps(t.out[p] + c, _mm256_mul_ps(_mm256_cvtepi32_ps(sums.v), _mm256_loadu_ps(t.scale + c)));
+  });
+}
+
+// 8 sums of whole numbers, for stem.h.
+struct WholeSums {
+  static constexpr int kWidth = 8;
+  __m256i x;
+  static UNFLIP_INLINE WholeSums set(int32_t v) { return {_mm256_set1_epi32(v)}; }
+  static UNFLIP_INLINE WholeSums load(const int32_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+  UNFLIP_INLINE void store(int32_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+  UNFLIP_INLINE WholeSums operator+(WholeSums o) const { return {_mm256_add_epi32(x, o.x)}; }
+  UNFLIP_INLINE WholeSums operator-(WholeSums o) const { return {_mm256_sub_epi32(x, o.x)}; }
+};
+
+struct WholeStem {
+  using Vector = WholeSums;
+  using Number = int16_t;
+  using Sum = int32_t;
+  static constexpr int kGroup = 2;
+  static UNFLIP_INLINE void add(WholeSums& sum, const int16_t* x, const int16_t* w) {
+    int32_t two;
+    __builtin_memcpy(&two, x, sizeof two);
+    const __m256i weights = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+    sum.x = _mm256_add_epi32(sum.x, _mm256_madd_epi16(_mm256_set1_epi32(two), weights));
+  }
+  // Sums are four times too large.
+  static UNFLIP_INLINE void put(WholeSums sum, const float* scale, float* to) {
+    const __m256 y = _mm256_cvtepi32_ps(_mm256_srai_epi32(sum.x, 2));
+    _mm256_storeu_ps(to, _mm256_mul_ps(y, _mm256_loadu_ps(scale)));
+  }
+};
+
+// 16 numbers of 16 bits.
+struct Shorts {
+  static constexpr int kWidth = 16;
+  __m256i x;
+  static Shorts load(const int16_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+  void store(int16_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+  Shorts operator+(Shorts o) const { return {_mm256_add_epi16(x, o.x)}; }
+  Shorts operator-(Shorts o) const { return {_mm256_sub_epi16(x, o.x)}; }
+};
+
+constexpr int kAvx2BytePixels = 4;
+
+void byte_tile(const ByteTile& t) {
+  switch (t.pixels) {
+    case 1: break;
+    case 2: return byte_tile_of<2, 2>(t);
+    case 3: return byte_tile_of<3, 2>(t);
+    default: return byte_tile_of<4, 2>(t);
+  }
+  switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
+    case 1: return byte_tile_of<1, 2>(t);
+    case 2: return byte_tile_of<1, 4>(t);
+    case 3: return byte_tile_of<1, 6>(t);
+    default: return byte_tile_of<1, 8>(t);
+  }
+}
+
 // Four filters at a time, so that the window's words are loaded once for all four.
 void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
   int f = 0;
@@ -248,10 +358,16 @@ constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const Look
                      stem_tile<Wide, 2>,
                      stem_lines<Wide>,
                      depthwise_tile<Wide, 2>,
+                     to_bytes,
+                     interleave_bytes,
+                     byte_tile,
                      differences,
                      avx2_pair_numbers,
                      look_up_tile,
                      true};
+  kernels.byte_pixels = kAvx2BytePixels;
+  kernels.whole_stem_tile = whole_stem_tile<WholeStem, 2>;
+  kernels.whole_stem_lines = stem_lines<Shorts, int16_t>;
   kernels.interleave3 = interleave3;
   return kernels;
 }

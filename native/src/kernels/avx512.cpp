@@ -1,5 +1,5 @@
-// Kernels for x86-64 with AVX-512 F, BW, VL, DQ and VPOPCNTDQ. Flags of this file: -mavx512f -mavx512bw -mavx512vl -mavx512dq
-// -mavx512vpopcntdq -mavx2 -mfma -mbmi2 -mpopcnt
+// Kernels for x86-64 with AVX-512 F, BW, VL, DQ, VPOPCNTDQ and VNNI. Flags of this file: -mavx512f -mavx512bw -mavx512vl
+// -mavx512dq -mavx512vpopcntdq -mavx512vnni -mavx2 -mfma -mbmi2 -mpopcnt
 //
 // Comparisons give masks with one bit per lane: exactly the bits of a code as stored.
 #include "avx512.h"
@@ -9,6 +9,7 @@
 
 #include "avx2.h"
 #include "activations.h"
+#include "bytes.h"
 #include "cpu.h"
 #include "depthwise.h"
 #include "epilogue.h"
@@ -164,6 +165,73 @@ void any_float_tile(const FloatTile& t) {
   }
 }
 
+// The sums of 16 filters.
+struct ByteSums {
+  static constexpr int kWidth = kFloatBlock;
+  __m512i v;
+};
+
+UNFLIP_INLINE __m512i broadcast_four(const uint8_t* in) {
+  int32_t four;
+  __builtin_memcpy(&four, in, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+// Multiplies four unsigned bytes with four signed ones and adds the products to a sum. In assembly, because gcc 12 copies the sums
+// of the intrinsic between registers and memory.
+UNFLIP_INLINE void add_products(__m512i& sum, __m512i x, __m512i w) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+}
+
+template <int Pixels, int Blocks>
+void byte_tile(const ByteTile& t) {
+  constexpr int kStep = kFloatBlock * kByteGroup;
+  const int64_t block = int64_t{t.segment_count} * t.segment_steps * kStep;
+  RegisterTile<ByteSums, Pixels, Blocks> all;
+  all.each([&](ByteSums& sums, int, int c) UNFLIP_LAMBDA_INLINE {
+    sums.v = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(t.minus + c));
+  });
+  const int8_t* w = t.weights;
+  for (int s = 0; s < t.segment_count; s++) {
+    const uint8_t* in[Pixels];
+#pragma GCC unroll 6
+    for (int p = 0; p < Pixels; p++) in[p] = t.input[p] + t.segments[s];
+    for (int64_t k = 0; k < int64_t{t.segment_steps} * kByteGroup; k += kByteGroup, w += kStep)
+      all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
+        add_products(sums.v, broadcast_four(in[p] + k), _mm512_loadu_si512(w + c / kFloatBlock * block));
+      });
+  }
+  const bool half = t.filters % kFloatBlock != 0;  // of the last block
+  all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
+    const __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sums.v), _mm512_loadu_ps(t.scale + c));
+    if (half && c == (Blocks - 1) * kFloatBlock)
+      _mm256_storeu_ps(t.out[p] + c, _mm512_castps512_ps256(y));
+    else
+      _mm512_storeu_ps(t.out[p] + c, y);
+  });
+}
+
+template <int Pixels>
+void byte_tile(const ByteTile& t) {
+  switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
+    case 1: return byte_tile<Pixels, 1>(t);
+    case 2: return byte_tile<Pixels, 2>(t);
+    case 3: return byte_tile<Pixels, 3>(t);
+    default: return byte_tile<Pixels, 4>(t);
+  }
+}
+
+void any_byte_tile(const ByteTile& t) {
+  switch (t.pixels) {
+    case 1: return byte_tile<1>(t);
+    case 2: return byte_tile<2>(t);
+    case 3: return byte_tile<3>(t);
+    case 4: return byte_tile<4>(t);
+    case 5: return byte_tile<5>(t);
+    default: return byte_tile<6>(t);
+  }
+}
+
 void any_stem_tile(const StemTile& t) {
   switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
     case 1: return stem_tile<Wide16, 1>(t);
@@ -233,6 +301,9 @@ constexpr Kernels kAvx512 = {"avx512",
                              any_stem_tile,
                              stem_lines<Wide16>,
                              depthwise_tile<Wide16, 2>,
+                             to_bytes,
+                             interleave_bytes,
+                             any_byte_tile,
                              differences,
                              avx2_pair_numbers,  // for small groups; otherwise popcount is preferred to look-up
                              avx2_look_up_tile,
@@ -240,6 +311,10 @@ constexpr Kernels kAvx512 = {"avx512",
                              avx512_copy_windows,
                              avx512_popcount_tile,
                              kFloatFilters,
+                             kBytePixels,
+                             0,        // no bias
+                             nullptr,  // byte_tile is as fast for a stem
+                             nullptr,
                              interleave3};
 
 }  // namespace

@@ -46,8 +46,9 @@ bool cpu_has_avx2() {
 
 bool cpu_has_avx512() {
   const Leaf seven = leaf(7);
-  const bool f = has(seven.b, 16), dq = has(seven.b, 17), bw = has(seven.b, 30), vl = has(seven.b, 31), popcnt = has(seven.c, 14);
-  return f && dq && bw && vl && popcnt && cpu_has_avx2() && saves(kAvx512Registers);
+  const bool f = has(seven.b, 16), dq = has(seven.b, 17), bw = has(seven.b, 30), vl = has(seven.b, 31);
+  const bool vnni = has(seven.c, 11), popcnt = has(seven.c, 14);
+  return f && dq && bw && vl && vnni && popcnt && cpu_has_avx2() && saves(kAvx512Registers);
 }
 
 #else

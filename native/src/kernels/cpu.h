@@ -4,6 +4,6 @@
 namespace unflip {
 
 bool cpu_has_avx2();    // with FMA, BMI2 and POPCNT
-bool cpu_has_avx512();  // F, BW, VL, DQ and VPOPCNTDQ, and all of the above
+bool cpu_has_avx512();  // F, BW, VL, DQ, VPOPCNTDQ and VNNI, and all of the above
 
 }  // namespace unflip

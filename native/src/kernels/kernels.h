@@ -140,22 +140,47 @@ struct FloatTile {
   float* out[kFloatPixels] = {};
 };
 
+// ----------------------------------------------------------------------------------------------------- 8-bit convolution
+constexpr int kBytePixels = 6;  // pixels per tile, at most
+constexpr int kByteGroup = 4;   // whole numbers per step: the unit of dot-product instructions
+
+// out[pixel][filter] = float(the sum over k of input * weight - minus[filter]) * scale[filter]. The sum is exact; the conversion to
+// float and the product are rounded. k runs over the segments of a window and the bytes of each segment, as in FloatTile. A
+// segment may extend beyond the window, where the weights are 0.
+struct ByteTile {
+  const uint8_t* input[kBytePixels] = {};  // each pixel's window
+  int pixels = 0;                          // 1 .. Kernels::byte_pixels
+  const int64_t* segments = nullptr;       // the start of each, relative to the window's start
+  int segment_count = 0, segment_steps = 0;  // a segment has 4 * segment_steps bytes
+  const int8_t* weights = nullptr;           // of the first block of 16 filters: [block][step][filter][4]
+  const int32_t* minus = nullptr;            // the sum of weight * (zero - Kernels::byte_bias)
+  const float* scale = nullptr;
+  int filters = 0;  // multiple of 8; at most Kernels::float_filters, or 64 with one pixel
+  float* out[kBytePixels] = {};
+};
+
 // ------------------------------------------------------------------------------- float convolution, 7 x 7 with stride 2
 // See stem.h for the idea, a picture, and the order of operations.
 constexpr int kStemTiles = 6;   // tiles of two by two outputs, at most
+constexpr int kWholeStemTiles = 4;  // of whole numbers: more would not fit the registers
 constexpr int kStemTerms = 10;  // for two outputs next to each other
 constexpr int kStemRows = 9;    // of the input, for a tile
 
-struct StemTile {
-  const float* lines[kStemTerms] = {};  // of a row of tiles
+template <class T>
+struct StemTileOf {
+  const T* lines[kStemTerms] = {};  // of a row of tiles
   int channels = 0;
-  int first = 0, tiles = 0;        // 1 .. 6 tiles of that row
-  const float* weights = nullptr;  // of the first block
-  int filters = 0;                 // multiple of 8; at most Kernels::float_filters
-  float* out[2] = {};              // the two rows of the image; the second is null if the image ends with the first
-  int width = 0;                   // of the image; a tile may extend beyond it
-  int64_t out_stride = 0;          // floats from one pixel to the next
+  int first = 0, tiles = 0;      // 1 .. 6 tiles of that row
+  const T* weights = nullptr;    // of the first block
+  const float* scale = nullptr;  // of whole numbers, for each filter
+  int filters = 0;               // multiple of 8; at most Kernels::float_filters
+  float* out[2] = {};            // the two rows of the image; the second is null if the image ends with the first
+  int width = 0;                 // of the image; a tile may extend beyond it
+  int64_t out_stride = 0;        // floats from one pixel to the next
 };
+
+using StemTile = StemTileOf<float>;
+using WholeStemTile = StemTileOf<int16_t>;
 
 // ------------------------------------------------------------------------------------- float convolution, depthwise
 // See depthwise.h for a picture. out[pixel][channel] = the sum over the taps of input * weight, by fused multiply-add in the
@@ -244,6 +269,14 @@ struct Kernels {
 
   void (*depthwise_tile)(const DepthwiseTile&);
 
+  // to[i] = round(clamp(from[i] * scale[i] + shift[i], 0, 255)), i = 0 .. count - 1, rounded to even; 0 for NaN.
+  void (*to_bytes)(const float* from, int64_t count, const float* scale, const float* shift, uint8_t* to);
+
+  // to[channels * i + c] = from[c * plane + i], i = 0 .. count - 1.
+  void (*interleave_bytes)(const uint8_t* from, int64_t plane, int64_t count, int channels, uint8_t* to);
+
+  void (*byte_tile)(const ByteTile&);
+
   // out[f] = the number of bits in which window and weights[f] differ, f = 0 .. filters - 1.
   void (*differences)(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out);
 
@@ -257,6 +290,13 @@ struct Kernels {
   void (*popcount_tile)(const PopcountTile&) = nullptr;
 
   int float_filters = kFloatBlock;  // the most filters of a float tile with several pixels, and of a stem tile: up to four blocks
+
+  int byte_pixels = kBytePixels;  // the most pixels of a byte tile
+  int byte_bias = 0;              // byte tiles subtract this from every input, for signed instructions
+
+  // The same stem for whole numbers; exact, so it gives the bits of byte_tile. If null, byte_tile is used.
+  void (*whole_stem_tile)(const WholeStemTile&) = nullptr;
+  void (*whole_stem_lines)(const int16_t* const* rows, int64_t count, int16_t* to, int64_t step) = nullptr;
 
   // to[3 * i + c] = from[c * plane + i], i = 0 .. count - 1. If null, the engine does it.
   void (*interleave3)(const float* from, int64_t plane, int64_t count, float* to) = nullptr;
@@ -272,5 +312,6 @@ const Kernels* neon_kernels();
 const Kernels* portable_look_up_kernels();
 const Kernels* portable_popcount_kernels();
 const Kernels* avx2_intrinsics_kernels();
+const Kernels* neon_base_kernels();  // without extensions
 
 }  // namespace unflip

@@ -1,4 +1,4 @@
-// Kernels for aarch64, where NEON is always available. No special flags.
+// Kernels for aarch64, where NEON is always available. No special flags. neon_dot.cpp has what needs an extension.
 //
 // The tile of look_up.h: a byte shuffle (TBL) looks up 16 filters, so there are eight vectors of 16 instead of AVX2's four of 32.
 // One instruction (USRA) shifts and adds: it does for the high halves what avx2_look_up.cpp explains.
@@ -6,11 +6,16 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include "activations.h"
+#include "bytes.h"
 #include "depthwise.h"
 #include "epilogue.h"
 #include "look_up.h"
+#include "neon_bytes.h"
 #include "stem.h"
 #include "sum_abs.h"
 
@@ -152,6 +157,30 @@ void float_tile(const FloatTile& t) {
   }
 }
 
+// ----------------------------------------------------------------------------------------------------- 8-bit convolution
+
+// The sum of two products fits 16 bits, because weights are -127 .. 127.
+struct PairProducts {
+  int32x4_t low, high;  // two sums for each of two filters
+  UNFLIP_INLINE void clear() { low = high = vdupq_n_s32(0); }
+  UNFLIP_INLINE void add(int8x16_t weights, int8x16_t x) {
+    low = vpadalq_s16(low, vmull_s8(vget_low_s8(weights), vget_low_s8(x)));
+    high = vpadalq_s16(high, vmull_high_s8(weights, x));
+  }
+  UNFLIP_INLINE int32x4_t total() const { return vpaddq_s32(low, high); }
+};
+
+constexpr int kPixelsWithoutDot = 2;
+
+bool has_dot_products() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProducts) != 0;
+#else
+  return true;  // all of Apple's
+#endif
+}
+
 // ---------------------------------------------------------------------------------------------------- binary convolution
 
 void differences(const uint64_t* window, const uint64_t* weights, int words, int filters, int32_t* out) {
@@ -269,25 +298,38 @@ void look_up_tile(const LookUpTile& t) {
   LookUp<16>::tile(t);
 }
 
-constexpr Kernels kNeon = {"neon",
-                           epilogue<Double>,
-                           epilogue_counts<Double>,
-                           sum_counts<Double>,
-                           pool<Double>,
-                           sum_abs<Double>,
-                           activation,
-                           float_tile,
-                           stem_tile<Double, 2>,
-                           stem_lines<Double>,
-                           depthwise_tile<Double, 2>,
-                           differences,
-                           pair_numbers,
-                           look_up_tile,
-                           true};
+constexpr Kernels make_kernels(const char* name, void (*byte_tile)(const ByteTile&), int byte_pixels) {
+  Kernels kernels = {name,
+                     epilogue<Double>,
+                     epilogue_counts<Double>,
+                     sum_counts<Double>,
+                     pool<Double>,
+                     sum_abs<Double>,
+                     activation,
+                     float_tile,
+                     stem_tile<Double, 2>,
+                     stem_lines<Double>,
+                     depthwise_tile<Double, 2>,
+                     to_bytes,
+                     interleave_bytes,
+                     byte_tile,
+                     differences,
+                     pair_numbers,
+                     look_up_tile,
+                     true};
+  kernels.byte_pixels = byte_pixels;
+  kernels.byte_bias = kNeonBias;
+  return kernels;
+}
+
+constexpr Kernels kNeon = make_kernels("neon", any_byte_tile<PairProducts>, kPixelsWithoutDot);
+constexpr Kernels kNeonBase = make_kernels("neon-base", any_byte_tile<PairProducts>, kPixelsWithoutDot);
+constexpr Kernels kNeonDot = make_kernels("neon", neon_dot_byte_tile, kNeonDotPixels);
 
 }  // namespace
 
-const Kernels* neon_kernels() { return &kNeon; }
+const Kernels* neon_kernels() { return has_dot_products() ? &kNeonDot : &kNeon; }
+const Kernels* neon_base_kernels() { return &kNeonBase; }
 
 }  // namespace unflip
 #endif

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "activations.h"
+#include "bytes.h"
 #include "epilogue.h"
 #include "look_up.h"
 #include "popcount.h"
@@ -210,6 +211,9 @@ constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
           plain_stem_tile,
           stem_lines<Plain>,
           depthwise_tile,
+          to_bytes,
+          interleave_bytes,
+          plain_byte_tile,
           differences,
           pair_numbers_plain,
           look_up_tile_plain,
@@ -242,6 +246,7 @@ const Kernels* avx2_intrinsics_kernels() { return nullptr; }
 #endif
 #if !defined(__aarch64__)
 const Kernels* neon_kernels() { return nullptr; }
+const Kernels* neon_base_kernels() { return nullptr; }
 #endif
 
 }  // namespace unflip

@@ -38,6 +38,10 @@
 //     z1   = multiply-adds of s, starting from q - r
 //
 // Then, from these of the four kinds, y0 = (zq + zr) + zp and y1 = (zq - zr) + zs, for the left and the right outputs.
+//
+// Whole numbers: the same with integers of 16 bits, whose products are summed in 32 bits, two at a time. Filters are transformed
+// without the factors 1/2, so results are four times too large. Left factors are at most 4 * 255 and right ones at most 16 * 127,
+// so no sum exceeds 100 * 4 channels * 1020 * 2032 < 2^31. The terms of a line are padded to an even number.
 #pragma once
 
 #include "kernels.h"
@@ -52,15 +56,36 @@ constexpr int kStemKinds = 4;
 constexpr int stem_terms(int kind) { return kind == kStemR ? 1 : 3; }
 constexpr int stem_first(int kind) { return kind == kStemQ ? 0 : stem_first(kind - 1) + stem_terms(kind - 1); }
 
-// The number of weights of a block.
-constexpr int64_t stem_block(int channels) { return int64_t{kStemTerms} * kStemTerms * channels * kFloatBlock; }
+// Steps of the terms of one kind in a line, with `group` numbers per step.
+constexpr int stem_steps(int kind, int channels, int group) { return (stem_terms(kind) * channels + group - 1) / group; }
 
-// A tile with vectors V (see epilogue.h; V::fused must round once): `Tiles` tiles of two by two outputs by N vectors of filters.
-// The sums stay in registers.
-template <class V, int Tiles, int N>
+// The number of weights of a block.
+constexpr int64_t stem_block(int channels, int group = 1) {
+  int64_t steps = 0;
+  for (int kind = kStemQ; kind <= kStemS; kind++) steps += stem_steps(kind, channels, group);
+  return kStemTerms * steps * group * kFloatBlock;
+}
+
+// The arithmetic of floats, with vectors V (see epilogue.h; V::fused must round once).
+template <class V>
+struct FloatStem {
+  using Vector = V;
+  using Number = float;  // of lines and weights
+  using Sum = float;
+  static constexpr int kGroup = 1;  // numbers per step
+  static UNFLIP_INLINE void add(V& sum, const float* x, const float* w) { sum = V::fused(V::set(*x), V::load(w), sum); }
+  static UNFLIP_INLINE void put(V sum, const float*, float* to) { sum.store(to); }
+};
+
+// A tile: `Tiles` tiles of two by two outputs by N vectors of filters. The sums stay in registers.
+template <class Stem, int Tiles, int N>
 class StemSums {
  public:
-  explicit StemSums(const StemTile& t) : t_(t), w_(t.weights) {}
+  using V = typename Stem::Vector;
+  using Number = typename Stem::Number;
+  using Sum = typename Stem::Sum;
+
+  explicit StemSums(const StemTileOf<Number>& t) : t_(t), w_(t.weights) {}
 
   void run() {
     for (int kind = kStemQ; kind <= kStemR; kind++)
@@ -81,7 +106,7 @@ class StemSums {
   // One row kind: use(sums, side) receives z0, then z1.
   template <class Use>
   UNFLIP_INLINE void make_rows(int kind, const Use& use) {
-    float* right = right_;
+    Sum* right = right_;
     All sums;
     clear(sums);
     add(sums, kind, kStemQ);
@@ -89,7 +114,7 @@ class StemSums {
     clear(sums);
     add(sums, kind, kStemR);
     sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
-      float* at = right + place(tile, c);
+      Sum* at = right + place(tile, c);
       const V q = V::load(at);
       (q - v).store(at);
       v = q + v;
@@ -105,27 +130,28 @@ class StemSums {
   static constexpr int place(int tile, int c) { return tile * kFilters + c; }
 
   // Forces stored values to be read again. Otherwise the compiler keeps them in registers, of which none are free.
-  static UNFLIP_INLINE void forget(float* memory) { asm volatile("" : : "r"(memory) : "memory"); }
+  static UNFLIP_INLINE void forget(Sum* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
   static UNFLIP_INLINE void clear(All& sums) {
     sums.each([](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = V::set(0); });
   }
 
-  static UNFLIP_INLINE void store(All& sums, float* to) {
+  static UNFLIP_INLINE void store(All& sums, Sum* to) {
     sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE { v.store(to + place(tile, c)); });
     forget(to);
   }
 
   // The products of a row kind and a column kind.
   UNFLIP_INLINE void add(All& sums, int kind, int column_kind) {
-    const int64_t step = int64_t{kStemTerms} * t_.channels, block = stem_block(t_.channels);
-    const int length = stem_terms(column_kind) * t_.channels;
-    const float* w = w_;
+    constexpr int kGroup = Stem::kGroup;
+    const int64_t step = int64_t{kStemTerms} * t_.channels, block = stem_block(t_.channels, kGroup);
+    const int length = stem_steps(column_kind, t_.channels, kGroup);
+    const Number* w = w_;
     for (int line = stem_first(kind); line < stem_first(kind) + stem_terms(kind); line++) {
-      const float* in = t_.lines[line] + t_.first * step + stem_first(column_kind) * t_.channels;
-      for (int k = 0; k < length; k++, in++, w += kFloatBlock)
+      const Number* in = t_.lines[line] + t_.first * step + stem_first(column_kind) * t_.channels;
+      for (int k = 0; k < length; k++, in += kGroup, w += kGroup * kFloatBlock)
         sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
-          v = V::fused(V::set(in[tile * step]), V::load(w + c / kFloatBlock * block + c % kFloatBlock), v);
+          Stem::add(v, in + tile * step, w + c / kFloatBlock * block + c % kFloatBlock * kGroup);
         });
     }
     w_ = w;
@@ -134,14 +160,15 @@ class StemSums {
   // The outputs of one row and side: rows(q, r) + the sums.
   template <class Rows>
   UNFLIP_INLINE void put(All& sums, float* row, int side, const Rows& rows) {
-    const float *q = z_[kStemQ][side], *r = z_[kStemR][side];
+    const Sum *q = z_[kStemQ][side], *r = z_[kStemR][side];
+    const float* scale = t_.scale;
     const bool inside = 2 * (t_.first + Tiles) <= t_.width && t_.filters >= kFilters;
     float* first = row + (2 * t_.first + side) * t_.out_stride;
     float* to = inside ? first : part_;
     const int64_t step = inside ? 2 * t_.out_stride : kFilters;
     sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
       const int at = place(tile, c);
-      (rows(V::load(q + at), V::load(r + at)) + v).store(to + tile * step + c);
+      Stem::put(rows(V::load(q + at), V::load(r + at)) + v, scale + c, to + tile * step + c);
     });
     if (!inside) put_part(first, side);
   }
@@ -153,15 +180,15 @@ class StemSums {
       for (int c = 0; c < filters; c++) to[c] = part_[place(tile, c)];
   }
 
-  const StemTile& t_;
-  const float* w_;  // advances while weights are used
-  alignas(64) float z_[2][2][Tiles * kFilters];
-  alignas(64) float right_[Tiles * kFilters];  // the start of z1, kept while z0 is computed
+  const StemTileOf<Number>& t_;
+  const Number* w_;  // advances while weights are used
+  alignas(64) Sum z_[2][2][Tiles * kFilters];
+  alignas(64) Sum right_[Tiles * kFilters];  // the start of z1, kept while z0 is computed
   alignas(64) float part_[Tiles * kFilters];
 };
 
-template <class V>
-void stem_lines(const float* const* rows, int64_t count, float* to, int64_t step) {
+template <class V, class Number = float>
+void stem_lines(const Number* const* rows, int64_t count, Number* to, int64_t step) {
   for (int64_t i = 0; i < count; i += V::kWidth, to += V::kWidth) {
     auto even = [=](int k) UNFLIP_LAMBDA_INLINE { return V::load(rows[2 * k] + i); };
     auto odd = [=](int k) UNFLIP_LAMBDA_INLINE { return V::load(rows[2 * k + 1] + i); };
@@ -179,12 +206,23 @@ void stem_lines(const float* const* rows, int64_t count, float* to, int64_t step
 template <class V, int N>
 void stem_tile(const StemTile& t) {
   switch (t.tiles) {
-    case 1: return StemSums<V, 1, N>(t).run();
-    case 2: return StemSums<V, 2, N>(t).run();
-    case 3: return StemSums<V, 3, N>(t).run();
-    case 4: return StemSums<V, 4, N>(t).run();
-    case 5: return StemSums<V, 5, N>(t).run();
-    default: return StemSums<V, 6, N>(t).run();
+    case 1: return StemSums<FloatStem<V>, 1, N>(t).run();
+    case 2: return StemSums<FloatStem<V>, 2, N>(t).run();
+    case 3: return StemSums<FloatStem<V>, 3, N>(t).run();
+    case 4: return StemSums<FloatStem<V>, 4, N>(t).run();
+    case 5: return StemSums<FloatStem<V>, 5, N>(t).run();
+    default: return StemSums<FloatStem<V>, 6, N>(t).run();
+  }
+}
+
+// At most kWholeStemTiles.
+template <class Stem, int N>
+void whole_stem_tile(const WholeStemTile& t) {
+  switch (t.tiles) {
+    case 1: return StemSums<Stem, 1, N>(t).run();
+    case 2: return StemSums<Stem, 2, N>(t).run();
+    case 3: return StemSums<Stem, 3, N>(t).run();
+    default: return StemSums<Stem, 4, N>(t).run();
   }
 }
 

@@ -89,16 +89,16 @@ def _description(found: Description) -> Table:
             printable(row.name),
             _shape(row.shape),
             "" if row.weight_bits is None else str(row.weight_bits),
-            *_counts(row.bytes, row.binary_macs, row.float_macs),
+            *_counts(row.bytes, row.binary_macs, row.byte_macs, row.float_macs),
         )
         for row in found.rows
     ]
     totals = [
         sum(getattr(row, name) for row in found.rows)
-        for name in ("bytes", "binary_macs", "float_macs")
+        for name in ("bytes", "binary_macs", "byte_macs", "float_macs")
     ]
     rows.append(("total", "", "", "", *(f"{total:,}" for total in totals)))
-    numbers = ("bits", "bytes", "binary MACs", "float MACs")
+    numbers = ("bits", "bytes", "binary MACs", "8-bit MACs", "float MACs")
     return Table(("op", "name", "output", *numbers), rows, numbers)
 
 

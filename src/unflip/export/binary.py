@@ -52,6 +52,16 @@ def quantize(
     return _code(e, terms, scales, offset, x.shape)
 
 
+@op
+def to_bytes(e: Exporter, inputs: list[int], *, scale: str, shift: str, zero: str) -> Code:
+    x = e.float_value(inputs[0])
+    place = e.onnx.node("Add", e.onnx.node("Mul", x.name, e.channels(scale)), e.channels(shift))
+    inside = e.onnx.node("Clip", place, e.onnx.number(0), e.onnx.number(255))
+    zeros = e.onnx.constant(e.tensors[zero].astype(np.float32).reshape(-1, 1, 1))
+    numbers = e.onnx.node("Sub", e.onnx.node("Round", inside), zeros)
+    return Code([(1.0, numbers)], 0.0, x.shape)
+
+
 def _code(e: Exporter, terms: list[str], scales: list[float], offset: float, shape: Shape) -> Code:
     """One term if scales and offset have a common unit, so that one convolution is enough."""
     common = _common_unit(scales, offset)
@@ -102,6 +112,7 @@ def conv(
     steps: list[dict[str, Any]],
     weight: str | None = None,
     bits: str | None = None,
+    bytes: str | None = None,
     scales: str | None = None,
     offset: str | None = None,
 ) -> Value:
@@ -110,6 +121,9 @@ def conv(
     if weight is not None and isinstance(x, Value):
         kernel = e.onnx.constant(e.tensors[weight])
         out = e.onnx.node("Conv", x.name, kernel, name=name, **geometry)
+    elif bytes is not None and scales is not None and isinstance(x, Code):
+        kernel = e.onnx.node("Cast", e.onnx.constant(e.tensors[bytes].view(np.int8)), to=FLOAT)
+        out = _product(e, x, kernel, geometry, e.tensors[scales], name)
     elif bits is not None and scales is not None:
         kernels = _signs(e, bits, len(e.tensors[scales]), shape)
         code = x if isinstance(x, Code) else Code([(1.0, x.name)], 0.0, x.shape)
@@ -122,9 +136,11 @@ def conv(
             parts.append(_product(e, code, ones, geometry, e.tensors[offset], name))
         out = e.sum(parts)
     else:
-        raise PackedFileError("needs 'weight' (for a float input), or 'bits' and 'scales'")
+        raise PackedFileError(
+            "needs 'weight' (for a float input), or 'scales' and 'bits' or 'bytes'"
+        )
     size = _conv_size(x.shape, shape, stride, dilation, padding)
-    return apply_steps(e, Value(out, (shape[0], *size)), steps, exact=bits is not None)
+    return apply_steps(e, Value(out, (shape[0], *size)), steps, exact=weight is None)
 
 
 def _signs(e: Exporter, bits: str, bases: int, shape: list[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Converts a frozen binary layer to ops of the file."""
+"""Converts a frozen binary or 8-bit layer to ops of the file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unflip.ends import FrozenInt8Layer
 from unflip.freeze import FrozenLayer
 from unflip.methods.base import InputCode
 from unflip.packing.codes import input_code
@@ -20,6 +21,8 @@ def binary_layer(c: Converter, out: Tensor, x: Ref, number: int, *geometry: Any)
     """quantize → conv, with the method's factor and the bias as steps of the conv."""
     layer, name = c.traced.layers[number], c.traced.names[number]
     _refuse_padding(layer, name)
+    if isinstance(layer, FrozenInt8Layer):
+        return _int8_layer(c, out, x, layer)
     code = input_code(layer, name)
     source = x if code is None else _quantized(c, layer, code, x)
     steps: list[Fields] = []
@@ -29,6 +32,28 @@ def binary_layer(c: Converter, out: Tensor, x: Ref, number: int, *geometry: Any)
         steps.append(affine(None, numbers(layer.bias)))
     result = c.emit("conv", [source], out, **_geometry(layer, x.tensor), **_binary_weight(layer))
     return c.map(result, out, *steps) if steps else result
+
+
+def _int8_layer(c: Converter, out: Tensor, x: Ref, layer: FrozenInt8Layer) -> Ref:
+    """to_bytes → conv, with the bias as its step."""
+    quantizer = layer.byte_input
+    with torch.no_grad():
+        numbers_ = quantizer.numbers(x.tensor)
+    source = c.emit(
+        "to_bytes",
+        [x],
+        numbers_,
+        numbers_,
+        scale=quantizer.scale.numpy(),
+        shift=quantizer.shift.numpy(),
+        zero=quantizer.zero.numpy().astype(np.uint8),
+    )
+    geometry = _geometry(layer, x.tensor)
+    whole = layer.bytes.numpy().view(np.uint8).reshape(geometry["shape"])
+    scales = _same_columns(layer.scales.numpy()[None])
+    result = c.emit("conv", [source], out, **geometry, bytes=whole, scales=scales)
+    bias = layer.bias
+    return result if bias is None else c.map(result, out, affine(None, numbers(bias)))
 
 
 def _quantized(c: Converter, layer: FrozenLayer, code: InputCode, x: Ref) -> Ref:
@@ -61,7 +86,7 @@ def _k_map(c: Converter, layer: FrozenLayer, x: Ref, out: Tensor) -> Ref:
     return c.emit("conv", [size], (groups, height, width), **geometry, weight=box)
 
 
-def _refuse_padding(layer: FrozenLayer, name: str) -> None:
+def _refuse_padding(layer: nn.Module, name: str) -> None:
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
         raise CannotPack(
             f"layer {name!r} has padding_mode={layer.padding_mode!r}; the runtime pads with zeros only"

@@ -23,6 +23,7 @@ class Row:
     weight_bits: int | None  # bits per weight; None if there are no weights
     bytes: int  # of the tensors that it is the first to use
     binary_macs: int  # counted once per pair of bit planes
+    byte_macs: int
     float_macs: int
 
 
@@ -45,8 +46,8 @@ def describe(packed: Packed) -> Description:
         new = [name for name in _tensor_names(op, packed) if name not in seen]
         seen.update(new)
         own = sum(packed.tensors[name].nbytes for name in new)
-        bits, binary, dense = _work(op, graph, packed, shapes[number])
-        rows.append(Row(op["op"], op["name"], shapes[number], bits, own, binary, dense))
+        work = _work(op, graph, packed, shapes[number])
+        rows.append(Row(op["op"], op["name"], shapes[number], work[0], own, *work[1:]))
         float_bytes += _float_bytes(op, packed, new)
     outputs = {name: shapes[value] for name, value, _ in outputs_of(graph)}
     return Description(rows, outputs, float_bytes)
@@ -58,25 +59,29 @@ def _tensor_names(op: Fields, packed: Packed) -> list[str]:
     return [v for v in found if isinstance(v, str) and v in packed.tensors]
 
 
-def _work(op: Fields, graph: Fields, packed: Packed, shape: Shape) -> tuple[int | None, int, int]:
-    """(bits per weight, binary MACs, float MACs)."""
+def _work(
+    op: Fields, graph: Fields, packed: Packed, shape: Shape
+) -> tuple[int | None, int, int, int]:
+    """(bits per weight, binary MACs, 8-bit MACs, float MACs)."""
     if op["op"] != "conv":
-        return None, 0, 0
+        return None, 0, 0, 0
     macs = prod(shape) * prod(op["shape"][1:])
     if "weight" in op:
-        return 32, 0, macs
+        return 32, 0, 0, macs
+    if "bytes" in op:
+        return 8, 0, macs, 0
     bases, source = len(packed.tensors[op["scales"]]), op["inputs"][0]
     maker = graph["ops"][source - 1] if source else {"op": "input"}
     if maker["op"] != "quantize":
-        return bases, 0, macs
-    return bases, macs * bases * len(maker["scales"]), 0
+        return bases, 0, 0, macs
+    return bases, macs * bases * len(maker["scales"]), 0, 0
 
 
 def _float_bytes(op: Fields, packed: Packed, new: list[str]) -> int:
-    """The size with float weights, without the scales and thresholds that only binary networks have."""
-    if op["op"] == "quantize":
+    """The size with float weights, without the scales and thresholds that only quantized networks have."""
+    if op["op"] in ("quantize", "to_bytes"):
         return 0
-    own = {op.get(key) for key in ("weight", "bits", "scales", "offset")}
+    own = {op.get(key) for key in ("weight", "bits", "bytes", "scales", "offset")}
     rest = sum(packed.tensors[name].nbytes for name in new if name not in own)
     return rest + 4 * prod(op.get("shape", [0]))
 
@@ -156,6 +161,7 @@ def _pool(op: Fields, inputs: list[Shape]) -> Shape:
 
 SHAPES: dict[str, Callable[[Fields, list[Shape]], Shape]] = {
     "quantize": _same,
+    "to_bytes": _same,
     "conv": _conv,
     "map": _same,
     "max_pool": _pool,

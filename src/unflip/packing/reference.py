@@ -102,11 +102,21 @@ def quantize(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[T
     return code.to(torch.float32)
 
 
+@_op
+def to_bytes(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tensor]) -> Tensor:
+    """Whole numbers n - zero, n = 0 .. 255."""
+    scale, shift, zero = (_channels(tensors[op[key]]) for key in ("scale", "shift", "zero"))
+    place = (inputs[0] * scale + shift).nan_to_num(nan=0.0)
+    return torch.round(place.clamp(0, 255)) - zero
+
+
 def conv_weight(op: Fields, tensors: dict[str, Array]) -> Tensor:
-    """The weight of a conv op, in float64."""
+    """The weight of a conv op, in float64; of one with bytes the whole numbers."""
     own = _Tensors(tensors)
     if "weight" in op:
         return own[op["weight"]].double()
+    if "bytes" in op:
+        return torch.from_numpy(tensors[op["bytes"]].view(np.int8).astype(np.float64))
     scales, shape = own[op["scales"]].double(), op["shape"]
     bases, filters = len(scales), shape[0]
     bits = np.unpackbits(tensors[op["bits"]], bitorder="little")[: bases * int(np.prod(shape))]
@@ -123,7 +133,10 @@ def conv(op: Fields, tensors: _Tensors, inputs: list[Tensor], values: list[Tenso
     x = F.pad(inputs[0].double(), (left, right, top, bottom))
     weight = conv_weight(op, tensors.arrays)
     y = F.conv2d(x, weight, None, op["stride"], 0, op["dilation"], op["groups"])
-    return apply_steps(op["steps"], tensors, y.to(torch.float32), values)
+    y = y.to(torch.float32)
+    if "bytes" in op:
+        y = y * _channels(tensors[op["scales"]])
+    return apply_steps(op["steps"], tensors, y, values)
 
 
 @_op

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from unflip.freeze import FrozenConv2d, FrozenLayer
+from unflip.ends import FrozenInt8Layer
+from unflip.freeze import FrozenLayer
 from unflip.packing.ir import CannotPack
 
-# A binary layer in the traced graph: its number, and the arguments that determine its output's shape.
+Layer = FrozenLayer | FrozenInt8Layer
+
+# A binary or 8-bit layer in the traced graph: its number, and the arguments that determine its output's shape.
 torch.library.define(
     "unflip::binary_layer",
     "(Tensor x, int layer, int[] weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, int groups) -> Tensor",
@@ -48,13 +51,13 @@ class Marker(nn.Module):
     forwarded. Parameters and buffers are registered here, because torch.export requires it for every tensor.
     """
 
-    def __init__(self, number: int, layer: FrozenLayer) -> None:
+    def __init__(self, number: int, layer: Layer) -> None:
         super().__init__()
         # Not a submodule: the layer's own forward pass is not traced.
         self.__dict__["_layer"] = layer
         self._parameters = dict(layer._parameters)
         self._buffers = {**layer._buffers, "weight": layer.weight}
-        self._call = number, list(layer.signs_shape[1:]), *_geometry(layer)
+        self._call = number, list(layer.weight.shape), *_geometry(layer)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -66,9 +69,9 @@ class Marker(nn.Module):
         return BINARY_LAYER(x, *self._call)
 
 
-def _geometry(layer: FrozenLayer) -> tuple[list[int], list[int], list[int], int]:
+def _geometry(layer: Layer) -> tuple[list[int], list[int], list[int], int]:
     """Stride, padding, dilation, groups."""
-    if not isinstance(layer, FrozenConv2d):
+    if not isinstance(layer, nn.Conv2d):
         return [], [], [], 1
     padding = list(layer._reversed_padding_repeated_twice)
     return list(layer.stride), padding, list(layer.dilation), layer.groups
@@ -82,7 +85,7 @@ class Traced:
     constants: dict[str, Tensor]  # by the name of the placeholder
     input: fx.Node
     returned: Any  # as the model returns it, with nodes for tensors
-    layers: list[FrozenLayer]
+    layers: list[Layer]
     names: list[str]
 
     def idle(self) -> list[str]:
@@ -126,12 +129,12 @@ def _returned(program: torch.export.ExportedProgram) -> Any:
     return torch.utils._pytree.tree_unflatten(found[len(found) - spec.num_leaves :], spec)
 
 
-def _with_markers(model: nn.Module) -> tuple[nn.Module, list[FrozenLayer], list[str]]:
-    layers: list[FrozenLayer] = []
+def _with_markers(model: nn.Module) -> tuple[nn.Module, list[Layer], list[str]]:
+    layers: list[Layer] = []
     names: list[str] = []
     markers: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
-        if isinstance(module, FrozenLayer):
+        if isinstance(module, Layer):
             markers[module] = Marker(len(layers), module)
             layers.append(module)
             names.append(name)

@@ -7,6 +7,7 @@ from torch import nn
 
 from unflip import models
 from unflip.data.spec import InputSpec
+from unflip.ends import quantize_ends
 from unflip.recipes.schema import Recipe
 
 
@@ -15,7 +16,10 @@ def build_model(recipe: Recipe, inputs: InputSpec, seed: int) -> nn.Module:
     options = {**recipe.model.options, **_decided_by_images(recipe, inputs)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return models.create(recipe.model.name, recipe.method, **options)
+        model = models.create(recipe.model.name, recipe.method, **options)
+    if recipe.ends == "int8":
+        quantize_ends(model, {"mean": inputs.mean, "std": inputs.std})
+    return model
 
 
 def _decided_by_images(recipe: Recipe, inputs: InputSpec) -> dict[str, int]:

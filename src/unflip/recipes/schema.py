@@ -195,6 +195,7 @@ class Recipe(_Part):
     data: Data
     model: Model
     method: str | dict[str, Any] = "float"
+    ends: Literal["float", "int8"] = "float"
     start: str | None = None
     distill: Distill | None = None
     epochs: Count
@@ -238,9 +239,11 @@ class Recipe(_Part):
 
     @model_serializer(mode="wrap")
     def _without_empty_fields(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave these fields out where they are empty."""
-        left_out = ("uses", "expected", "label_smoothing")
-        return {k: v for k, v in values(self).items() if k not in left_out or v}
+        """Leave these fields out where they are empty, or the default."""
+        left_out = {"uses": [], "expected": {}, "label_smoothing": 0.0, "ends": "float"}
+        return {
+            k: v for k, v in values(self).items() if k not in left_out or (v and v != left_out[k])
+        }
 
     @field_validator("expected")
     @classmethod
@@ -279,6 +282,14 @@ class Recipe(_Part):
         reason = None if self.method == "float" else self.resolved_method().needs_start()
         if reason and self.start is None:
             raise ValueError(f"{reason}: give start, the recipe whose run it starts from")
+        return self
+
+    @model_validator(mode="after")
+    def _has_ends_of_a_binary_network(self) -> Recipe:
+        if self.ends != "float" and self.method == "float":
+            raise ValueError(
+                f"ends={self.ends} is for binary networks, but method is float: remove ends, or give a method"
+            )
         return self
 
     @model_validator(mode="after")

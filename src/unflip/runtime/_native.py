@@ -49,6 +49,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "structure": (c_char_p, c_void_p),
     "run_outputs": (c_int, c_void_p, c_void_p, c_int, POINTER(c_void_p)),
     "profile_outputs": (c_int, c_void_p, c_void_p, c_int, POINTER(c_void_p), POINTER(c_double)),
+    "takes_pixels": (c_int, c_void_p),
+    "run_pixels": (c_int, c_void_p, c_void_p, c_int, POINTER(c_void_p), POINTER(c_double)),
     "preprocess": (c_char_p, c_void_p),
     "labels": (c_char_p, c_void_p),
     "isa": (c_char_p, c_void_p),
@@ -140,16 +142,35 @@ class Network:
             raise ValueError(_text(_C.unflip_error()))
         return list(seconds)
 
-    def _places(self, x: Any, outputs: tuple[Any, ...]) -> tuple[int, int, Any]:
+    def run_pixels(self, x: Any, *outputs: Any) -> None:
+        """Like :meth:`run`, with an input of uint8; only if ``takes_pixels``."""
+        if _C.unflip_run_pixels(self._model, *self._places(x, outputs, "uint8"), None):
+            raise ValueError(_text(_C.unflip_error()))
+
+    def profile_pixels(self, x: Any, *outputs: Any) -> list[float]:
+        """Like :meth:`profile`, with an input of uint8."""
+        seconds = (c_double * _C.unflip_ops(self._model))()
+        if _C.unflip_run_pixels(self._model, *self._places(x, outputs, "uint8"), seconds):
+            raise ValueError(_text(_C.unflip_error()))
+        return list(seconds)
+
+    def _places(
+        self, x: Any, outputs: tuple[Any, ...], dtype: str = "float32"
+    ) -> tuple[int, int, Any]:
         """Pointer and batch of the input, and the pointers of the outputs. :class:`unflip.Model` checks shapes and
         reports errors. The checks here only prevent a bug there from writing out of bounds."""
-        source, size = _place(x, "the input must be a float32 array in C order on the CPU")
+        wanted = f"the input must be a {dtype} array in C order on the CPU"
+        source, size = _place(x, wanted, dtype=dtype)
         places = [_place(output, WRITABLE, writable=True) for output in outputs]
         batch, rest = divmod(size, self._sample)
         fits = not rest and batch <= MOST_SAMPLES
         if not fits or [n for _, n in places] != [batch * n for n in self._results]:
             raise ValueError("input and outputs must have the model's shapes and the same batch")
         return source, batch, self._pointers(*[place for place, _ in places])
+
+    @property
+    def takes_pixels(self) -> bool:
+        return bool(_C.unflip_takes_pixels(self._model))
 
     @property
     def structure(self) -> str:
@@ -188,20 +209,28 @@ class Network:
 WRITABLE = "an output must be a float32 array in C order on the CPU that can be written"
 
 
-def _place(array: Any, wanted: str, writable: bool = False) -> tuple[int, int]:
+def _place(
+    array: Any, wanted: str, writable: bool = False, dtype: str = "float32"
+) -> tuple[int, int]:
     """Pointer to the first number, and how many numbers there are."""
     if isinstance(array, np.ndarray):
         flags = array.flags
-        if array.dtype == np.float32 and flags.c_contiguous and (flags.writeable or not writable):
+        if (
+            array.dtype == np.dtype(dtype)
+            and flags.c_contiguous
+            and (flags.writeable or not writable)
+        ):
             return _pointer(array, flags.writeable), array.size
-    elif _is_tensor(array) and array.device.type == "cpu" and array.is_contiguous():
+    elif _is_tensor(array, dtype) and array.device.type == "cpu" and array.is_contiguous():
         return array.data_ptr(), array.numel()
     raise TypeError(wanted)
 
 
-def _is_tensor(array: Any) -> bool:
+def _is_tensor(array: Any, dtype: str) -> bool:
     torch = sys.modules.get("torch")  # a tensor can exist only if torch was imported
-    return torch is not None and isinstance(array, torch.Tensor) and array.dtype == torch.float32
+    if torch is None or not isinstance(array, torch.Tensor):
+        return False
+    return bool(array.dtype == getattr(torch, dtype))
 
 
 def _pointer(array: Any, writable: bool) -> int:

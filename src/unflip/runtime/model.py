@@ -121,7 +121,8 @@ def c_folder() -> Path:
 class Model:
     """A network that is ready to run, made by :func:`load`.
 
-    ``model(x)`` takes float32 on the CPU, as a numpy array or a torch tensor, and returns the same kind:
+    ``model(x)`` takes float32 on the CPU, as a numpy array or a torch tensor, and returns the same kind. If
+    ``takes_pixels``, it also takes images of uint8 that are not normalized:
 
     - a batch ``(N, C, H, W)`` gives ``(N, classes)``, or ``(N, C, H, W)`` if the output is an image;
     - one sample ``(C, H, W)`` gives one result, without N;
@@ -158,6 +159,9 @@ class Model:
         """The names of the classes, or None if the file has none."""
         self.preprocess: dict[str, list[float]] | None = json.loads(network.preprocess)
         """{"mean": ..., "std": ...}: the input is ``(pixel / 255 - mean) / std``. None if the file has none."""
+        self.takes_pixels: bool = network.takes_pixels
+        """Whether images of uint8 may be given instead of normalized floats, as to networks with 8-bit ends. The
+        results are the same, to the last bit."""
         self.threads: int = network.threads
         self.isa: str = network.isa
         """The instruction set of the kernels in use."""
@@ -179,7 +183,8 @@ class Model:
 
     def __call__(self, x: Any) -> Any:
         ready, outputs = self._prepared(x)
-        self._network.run(ready, *outputs)
+        run = self._network.run_pixels if _is_bytes(ready) else self._network.run
+        run(ready, *outputs)
         if self.structure == "tensor":
             return outputs[0]
         return (
@@ -196,18 +201,19 @@ class Model:
         if runs < 1:
             raise ValueError(f"runs must be 1 or more, not {runs}")
         ready, outputs = self._prepared(x)
-        self._network.run(ready, *outputs)
-        return summarize(self.ops, [self._network.profile(ready, *outputs) for _ in range(runs)])
+        profile = self._network.profile_pixels if _is_bytes(ready) else self._network.profile
+        profile(ready, *outputs)
+        return summarize(self.ops, [profile(ready, *outputs) for _ in range(runs)])
 
     def _prepared(self, x: Any) -> tuple[Any, list[Any]]:
         """The validated input in C order, and one array of the same kind per output."""
         torch = sys.modules.get("torch")  # a tensor can exist only if torch was imported
         if torch is not None and isinstance(x, torch.Tensor):
-            _check_tensor(x, torch)
+            _check_tensor(x, torch, self.takes_pixels)
             shapes = self._result_shapes(x.shape)
             return x.contiguous(), [torch.empty(shape, dtype=torch.float32) for shape in shapes]
         if isinstance(x, np.ndarray):
-            _check_array(x)
+            _check_array(x, self.takes_pixels)
             shapes = self._result_shapes(x.shape)
             return np.ascontiguousarray(x), [np.empty(shape, np.float32) for shape in shapes]
         raise TypeError(
@@ -248,15 +254,21 @@ def _text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _check_array(x: Any) -> None:
+def _is_bytes(x: Any) -> bool:
+    return bool(x.itemsize == 1)
+
+
+def _check_array(x: Any, pixels: bool) -> None:
+    if pixels and x.dtype == np.uint8:
+        return
     if x.dtype != np.float32 or not x.dtype.isnative:
         raise TypeError(f"the input must be float32, not {x.dtype}: x.astype(np.float32)")
 
 
-def _check_tensor(x: Any, torch: Any) -> None:
+def _check_tensor(x: Any, torch: Any, pixels: bool) -> None:
     if x.device.type != "cpu":
         raise ValueError(f"the input must be on the CPU, not on {x.device}: x.cpu()")
-    if x.dtype != torch.float32:
+    if x.dtype != torch.float32 and not (pixels and x.dtype == torch.uint8):
         raise TypeError(f"the input must be float32, not {x.dtype}: x.float()")
     if x.layout != torch.strided:
         raise ValueError(f"the input must be dense, not {x.layout}: x.to_dense()")
