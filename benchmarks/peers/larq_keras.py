@@ -1,6 +1,7 @@
 """The side of ``benchmarks/larq_import.py`` that needs TensorFlow, Larq and larq-zoo: it runs in a Python of its own.
 
     python benchmarks/peers/larq_keras.py make NAME FOLDER     FOLDER/NAME.h5 and what Keras computes with it, NAME.npz
+    python benchmarks/peers/larq_keras.py convert NAME FOLDER  NAME.tflite, for Larq Compute Engine
     python benchmarks/peers/larq_keras.py serve FILE.tflite 1  times Larq Compute Engine, on request
 
 ``make`` gives an architecture of larq-zoo random weights. BatchNorm gets random parameters, and the statistics of a
@@ -45,13 +46,17 @@ def images(count: int, seed: int) -> np.ndarray[Any, Any]:
     return (1.5 * smooth + 0.2 * random.normal(size=smooth.shape)).astype(np.float32)
 
 
-def make(name: str, folder: Path) -> None:
+def network(name: str) -> tuple[Any, Any]:
     import larq_zoo
     import tensorflow as tf
 
     package = next(package for package, names in NAMES.items() if name in names)
     tf.keras.utils.set_random_seed(0)
-    model = getattr(getattr(larq_zoo, package), name)(weights=None, input_shape=(224, 224, 3))
+    return tf, getattr(getattr(larq_zoo, package), name)(weights=None, input_shape=(224, 224, 3))
+
+
+def make(name: str, folder: Path) -> None:
+    tf, model = network(name)
     _calibrate(model, tf)
     model.save(folder / f"{name}.h5")
     quantizing = [layer for layer in model.layers if getattr(layer, "input_quantizer", None)]
@@ -65,7 +70,13 @@ def make(name: str, folder: Path) -> None:
         for place, key in enumerate(wanted)
     }
     np.savez(folder / f"{name}.npz", images=x, **arrays)
-    _convert(model, folder / f"{name}.tflite")
+
+
+def convert(name: str, folder: Path) -> None:
+    """Time and size do not depend on the weights."""
+    import larq_compute_engine as lce
+
+    (folder / f"{name}.tflite").write_bytes(lce.convert_keras_model(network(name)[1]))
 
 
 def _before_flattening(layer: Any, tf: Any) -> Any:
@@ -91,15 +102,6 @@ def _calibrate(model: Any, tf: Any) -> None:
     model(images(8, 3), training=True)
 
 
-def _convert(model: Any, path: Path) -> None:
-    try:
-        import larq_compute_engine as lce
-
-        path.write_bytes(lce.convert_keras_model(model))
-    except Exception as error:
-        print(f"not converted by Larq Compute Engine: {error!s:.200}", file=sys.stderr)
-
-
 def serve(path: Path, threads: int) -> None:
     """Answer each line, a number of seconds, with the times of single runs."""
     from larq_compute_engine.tflite.python.interpreter import Interpreter
@@ -123,7 +125,8 @@ if __name__ == "__main__":
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    if sys.argv[1] == "make":
-        make(sys.argv[2], Path(sys.argv[3]))
+    task, first, second = sys.argv[1:]
+    if task == "serve":
+        serve(Path(first), int(second))
     else:
-        serve(Path(sys.argv[2]), int(sys.argv[3]))
+        (make if task == "make" else convert)(first, Path(second))

@@ -192,8 +192,9 @@ class _Parser:
                 at = self._input(layer, at)
                 continue
             if at is None:  # the first layer may state the shape itself
-                given = Layer("InputLayer", (*inside, "input"), layer.config)
-                at = self._input(given, None)
+                at = self._input(
+                    Layer("InputLayer", (*inside, "input"), _first_config(layer)), None
+                )
             at = self._call(layer, 0, (at,), {})[0]
         if at is None:
             raise CannotImport("a Sequential model without layers cannot be imported")
@@ -319,6 +320,16 @@ def _is_reference(part: Any) -> bool:
 
 def _reference(part: list[Any], inside: tuple[str, ...]) -> Tensor:
     return (*inside, part[0]), part[1], part[2]
+
+
+def _first_config(layer: Layer) -> Mapping[str, Any]:
+    """The settings of a layer, or those of the first layer of a model."""
+    config = layer.config
+    while isinstance(config.get("layers"), list) and config["layers"]:
+        first = config["layers"][0]
+        inner = first.get("config") if isinstance(first, dict) else None
+        config = inner if isinstance(inner, dict) else {}
+    return config
 
 
 def _input_shape(layer: Layer) -> tuple[int, ...]:

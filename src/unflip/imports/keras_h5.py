@@ -6,12 +6,19 @@ the groups of the layers at its root. A weight is a dataset such as ``conv/conv/
 An HDF5 file may point to other files and announce more than it holds. So only hard links are followed, and a dataset
 is read only if all its values lie in this file, without compression, in one piece: as Keras writes it. Layout and size
 are compared with the file before anything is allocated.
+
+The HDF5 library itself loops forever or crashes on some damaged files. So a process of its own reads the file, with a
+limit on its time and memory, and sends what it found: a line of JSON, the config, and the values of all arrays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,11 +33,13 @@ LARGEST_FILE = 2**31
 MOST_OBJECTS = 100_000
 DEEPEST = 16
 LARGEST_CONFIG = 64_000_000
+SECONDS, BYTES_PER_SECOND = 20, 10_000_000  # of processor time
+MEMORY = 2**31  # bytes, besides the file
 FLOATS = ("float16", "float32", "float64")
 
 
 class KerasFile:
-    """The config, if the file has one, and the weights. An array is read when it is asked for, and only once."""
+    """The config, if the file has one, and the weights."""
 
     def __init__(self, where: str, config: bytes | None, arrays: dict[str, Array]) -> None:
         self.where, self.config = where, config
@@ -72,16 +81,75 @@ def read_h5(path: Path) -> KerasFile:
     size = path.stat().st_size
     if size > LARGEST_FILE:
         raise CannotImport(f"{path} has {size:,} bytes; at most {LARGEST_FILE:,} are read")
+    if importlib.util.find_spec("h5py") is None:
+        raise NotInstalled("importing networks of Larq", "h5py")
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from unflip.imports.keras_h5 import main; main()"
+    )
+    seconds = SECONDS + size // BYTES_PER_SECOND
+    command = [sys.executable, "-c", code, str(path), str(seconds)]
+    try:
+        found = subprocess.run(command, capture_output=True, timeout=10 * seconds, check=False)
+    except subprocess.TimeoutExpired:
+        found = None
+    if found is None or found.returncode:
+        raise CannotImport(
+            f"{path}: damaged: the HDF5 library crashed, or needed more than {seconds} s; copy it again"
+        )
+    return _received(found.stdout, str(path))
+
+
+def _received(data: bytes, where: str) -> KerasFile:
+    line, _, rest = data.partition(b"\n")
+    head = json.loads(line)
+    if head["error"] is not None:
+        raise CannotImport(head["error"])
+    at = head["config"] or 0
+    config = None if head["config"] is None else rest[:at]
+    arrays = {}
+    for name, kind, shape in head["arrays"]:
+        arrays[name] = np.frombuffer(rest, kind, math.prod(shape), at).reshape(shape)
+        at += arrays[name].nbytes
+    return KerasFile(where, config, arrays)
+
+
+# --- the process that reads the file
+
+
+def main() -> None:
+    path, seconds = Path(sys.argv[1]), int(sys.argv[2])
+    _limit(seconds, MEMORY + 3 * path.stat().st_size)
+    config, arrays, error = None, dict[str, Array](), None
+    try:
+        config, arrays = read_here(path)
+    except CannotImport as problem:
+        error = str(problem)
+    found = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    head = {"error": error, "config": None if config is None else len(config), "arrays": found}
+    out = sys.stdout.buffer
+    out.write(json.dumps(head).encode() + b"\n" + (config or b""))
+    for array in arrays.values():
+        out.write(array.tobytes())
+
+
+def _limit(seconds: int, memory: int) -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+def read_here(path: Path) -> tuple[bytes | None, dict[str, Array]]:
+    """The config and the arrays, read in this process."""
     with _opened(path) as file:
-        return _read(file, str(path), size)
+        return _read(file, str(path), path.stat().st_size)
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    try:
-        import h5py
-    except ModuleNotFoundError:
-        raise NotInstalled("importing networks of Larq", "h5py") from None
+    import h5py
+
     if not h5py.is_hdf5(path):
         raise CannotImport(
             f"{path} is not an HDF5 file; save the model with model.save('model.h5') and import that file"
@@ -97,7 +165,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise CannotImport(f"{path}: cut off or damaged: {first:.200}; copy it again") from None
 
 
-def _read(file: Any, where: str, size: int) -> KerasFile:
+def _read(file: Any, where: str, size: int) -> tuple[bytes | None, dict[str, Array]]:
     config = _config(file, where, size)
     if "model_weights" in file:
         root = _member(file, "model_weights", where)
@@ -108,7 +176,7 @@ def _read(file: Any, where: str, size: int) -> KerasFile:
         )
     else:
         root = file
-    return KerasFile(where, config, _arrays(root, where, size))
+    return config, _arrays(root, where, size)
 
 
 def _config(file: Any, where: str, size: int) -> bytes | None:
