@@ -44,6 +44,12 @@ def test_sequential_models_and_old_configs():
         assert np.allclose(found.model(x).detach().numpy(), net.output, atol=1e-4)
 
 
+def test_a_subclass_of_model_with_a_functional_config():
+    net = small()
+    config = net.config() | {"class_name": "Larq>MyModel"}
+    assert build(net, config).classes == 3
+
+
 def test_a_model_inside_a_model():
     """Transfer learning: Sequential([base, Dense]). The weights of the base are in one group."""
     net = small()
@@ -191,6 +197,14 @@ BAD = {
         "inbound_nodes should be lists of",
     ),
     "keyword": ("stem", {"inbound_nodes": [[["image", 0, 0, {"code": 1}]]]}, "called with .'code'"),
+    "training": (
+        "norm",
+        {"inbound_nodes": [[["stem", 0, 0, {"training": True}]]]},
+        "called with .'training'",
+    ),
+    "no name": ("binary", {"kernel_quantizer": {"config": {}}}, "should be a name, or an object"),
+    "large": ("norm", {"epsilon": 10**400}, "epsilon=1000.* should be a finite number"),
+    "dilation": ("binary", {"dilation_rate": [10**6, 1]}, "at most 65,536 are supported"),
     "twice": ("stem", {"name": "norm"}, "two layers have the name 'norm'"),
     "lambda": (
         "mean",
@@ -211,6 +225,20 @@ def test_configs_that_are_refused(case):
     name, fields, message = BAD[case]
     with pytest.raises(CannotImport, match=message):
         build(net, changed(net, name, **fields))
+
+
+def test_a_lambda_that_splits_into_too_many_parts():
+    net = small()
+    net.layers[-2]["name"] = "mean_split"
+    net.layers[-1]["inbound_nodes"] = [[["mean_split", 0, 0, {}]]]
+    code = {
+        "name": "mean_split",
+        "module": "larq_zoo.core.utils",
+        "function": ["", None, [[10**9]]],
+    }
+    net.layers[-2] |= {"class_name": "Lambda", "config": code}
+    with pytest.raises(CannotImport, match="should split 4 channels into equal parts"):
+        build(net)
 
 
 def nested(levels: int) -> Any:

@@ -7,7 +7,6 @@ inside a model is replaced by its layers. Layers may be listed in any order; a c
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,8 @@ from unflip.imports.errors import CannotImport
 MOST_LAYERS = 10_000
 MOST_MODELS_DEEP = 8
 LARGEST_NUMBER = 1_048_576
+LARGEST_FLOAT = 1e30
+LONGEST_NAME = 500
 MODELS = ("Sequential", "Functional", "Model")
 
 # A tensor of the graph: the layer with the models around it, the number of the call, the number of the output.
@@ -48,11 +49,8 @@ class Layer:
         value = self.config.get(key, default)
         if isinstance(value, list) and len(value) == 1:  # how Keras writes a numpy scalar
             value = value[0]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        right = isinstance(value, int | float) and not isinstance(value, bool)
+        if not right or not -LARGEST_FLOAT <= value <= LARGEST_FLOAT:  # also false for NaN
             raise self.wrong(key, "a finite number")
         return float(value)
 
@@ -83,10 +81,10 @@ class Layer:
         settings: Any = {}
         if isinstance(value, dict):
             settings = value.get("config", {})
-            value = value.get("class_name")
+            value = value.get("class_name", "")
             if value == "function":
                 value, settings = settings, {}
-        if not isinstance(value, str | None) or not isinstance(settings, dict):
+        if not isinstance(value, str | None) or value == "" or not isinstance(settings, dict):
             raise self.wrong(key, "a name, or an object with class_name and config")
         name = value.rpartition(">")[2] if value else None  # "Package>Name"
         return name, Layer(f"{self.kind} {self.path[-1]!r:.80} {key}", self.path, settings)
@@ -162,12 +160,19 @@ class _Parser:
             config = {"name": "sequential", "layers": config}
         kind = entry.get("class_name") if isinstance(entry, dict) else None
         name = config.get("name") if isinstance(config, dict) else None
-        if not isinstance(kind, str) or not isinstance(name, str) or not 1 <= len(name) <= 500:
+        if not all(
+            isinstance(text, str) and 1 <= len(text) <= LONGEST_NAME for text in (kind, name)
+        ):
             raise CannotImport(
                 "every layer should be an object with class_name and config, and its config a name"
             )
         assert isinstance(config, dict)
-        return Layer(kind.rpartition(">")[2], (*inside, name), config)
+        assert isinstance(kind, str)
+        assert isinstance(name, str)
+        # a subclass of Model that was built as a functional one, such as larq-zoo's BinaryDenseNet
+        functional = isinstance(config.get("layers"), list) and "output_layers" in config
+        kind = "Functional" if functional else kind.rpartition(">")[2]
+        return Layer(kind, (*inside, name), config)
 
     def _model(self, model: Layer, given: Tensor | None) -> list[Tensor]:
         """Add the calls of a model to a tensor (the outermost one has none), and return its outputs."""

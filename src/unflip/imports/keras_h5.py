@@ -17,6 +17,7 @@ import contextlib
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ MOST_OBJECTS = 100_000
 DEEPEST = 16
 LARGEST_CONFIG = 64_000_000
 SECONDS, BYTES_PER_SECOND = 20, 10_000_000  # of processor time
-MEMORY = 2**31  # bytes, besides the file
+MEMORY = 2**32  # bytes, besides the file
 FLOATS = ("float16", "float32", "float64")
 
 
@@ -45,10 +46,14 @@ class KerasFile:
         self.where, self.config = where, config
         self.arrays = arrays
         self.used: set[str] = set()
+        self.groups: dict[str, list[str]] = {}
+        for path in arrays:
+            self.groups.setdefault(path.partition("/")[0], []).append(path)
 
     def find(self, layer: tuple[str, ...], weight: str, shape: tuple[int, ...]) -> Array:
         """The weight ``kernel`` of a layer, which is named with the models around it, outermost first."""
-        inside = [path for path in self.arrays if path.startswith(f"{layer[0]}/")]
+        group = self.groups.get(layer[0].partition("/")[0], [])
+        inside = [path for path in group if path.startswith(f"{layer[0]}/")]
         if (
             len(layer) > 1
         ):  # the weights of a model are one group: its layers are known by the last part of their names
@@ -88,13 +93,18 @@ def read_h5(path: Path) -> KerasFile:
     )
     seconds = SECONDS + size // BYTES_PER_SECOND
     command = [sys.executable, "-c", code, str(path), str(seconds)]
+    alone = {"OPENBLAS_NUM_THREADS": "1"}  # each of its threads would reserve memory
     try:
-        found = subprocess.run(command, capture_output=True, timeout=10 * seconds, check=False)
+        found = subprocess.run(
+            command, capture_output=True, timeout=10 * seconds, check=False, env=os.environ | alone
+        )
+        failed, last = found.returncode != 0, found.stderr.decode(errors="replace").strip()
     except subprocess.TimeoutExpired:
-        found = None
-    if found is None or found.returncode:
+        failed, last = True, ""
+    if failed:
+        reason = f" ({last.splitlines()[-1]:.200})" if last else ""
         raise CannotImport(
-            f"{path}: damaged: the HDF5 library crashed, or needed more than {seconds} s; copy it again"
+            f"{path}: damaged: the HDF5 library crashed, or needed more than {seconds} s{reason}; copy it again"
         )
     return _received(found.stdout, str(path))
 

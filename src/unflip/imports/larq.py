@@ -115,9 +115,8 @@ def _apply(b: Builder, call: Call, inputs: list[Value]) -> Value | list[Value]:
         raise CannotImport(
             f"{layer.title}: this layer is not supported; supported are {', '.join(sorted(HANDLERS))}"
         )
-    odd = {
-        k: v for k, v in call.keywords.items() if v is not None and k not in ("training", "name")
-    }
+    neutral = {"training": (None, False), "name": (None,)}
+    odd = {k for k, v in call.keywords.items() if v is not None and v not in neutral.get(k, ())}
     if odd:
         raise CannotImport(f"{layer.title} is called with {sorted(odd)}, which is not supported")
     least, most, handler = HANDLERS[layer.kind]

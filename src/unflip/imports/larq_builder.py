@@ -17,7 +17,9 @@ from unflip.imports.larq_quantizers import Quantizer
 from unflip.imports.mxnet_params import Array
 from unflip.imports.symbol_network import Part
 
-LARGEST_VALUE = 2**26  # elements per image
+LARGEST_VALUE, MOST_VALUES = 2**26, 2**28  # elements per image: of one value, and of all together
+MOST_WORK = 2**38  # products per image
+MOST_PARTS = 20_000
 
 Shape = tuple[int, int, int]
 
@@ -43,6 +45,7 @@ class Builder:
         self.file = file
         self.parts: list[tuple[Part, nn.Module]] = []
         self.notes: Counter[tuple[str, str]] = Counter()  # what was changed, and to what
+        self.elements = self.products = 0
 
     def add(
         self,
@@ -54,6 +57,8 @@ class Builder:
     ) -> Value:
         """Add a module. Its value is a vector, and has an order, as ``like`` (the first input) has."""
         self.check_size(shape, layer.title)
+        if len(self.parts) >= MOST_PARTS:
+            raise CannotImport(f"{layer.title}: more than {MOST_PARTS:,} modules are not supported")
         like = like or inputs[0]
         number = len(self.parts) + 1
         self.parts.append(
@@ -66,6 +71,19 @@ class Builder:
             raise CannotImport(
                 f"{title} gives {shape} values (channels, height, width); sizes start at 1, and at most "
                 f"{LARGEST_VALUE:,} values are supported"
+            )
+        self.elements += math.prod(shape)
+        if self.elements > MOST_VALUES:
+            raise CannotImport(
+                f"{title}: all layers up to it give more than {MOST_VALUES:,} values"
+            )
+
+    def count(self, layer: Layer, products: int) -> None:
+        """Refuse a network that would take too long."""
+        self.products += products
+        if self.products > MOST_WORK:
+            raise CannotImport(
+                f"{layer.title}: all layers up to it need more than {MOST_WORK:,} products per image"
             )
 
     def note(self, what: str, effect: str) -> None:

@@ -211,8 +211,8 @@ def operation(b: Builder, layer: Layer, inputs: list[Value]) -> Value | list[Val
 def zoo_lambda(b: Builder, layer: Layer, inputs: list[Value]) -> Value | list[Value]:
     """The Lambda layers of larq-zoo, known by their module and name. Their code is neither read nor run."""
     name, module = layer.path[-1], layer.config.get("module")
-    for (where, ending), handler in LAMBDAS.items():
-        if module == where and name.endswith(ending):
+    for (where, ending), (count, handler) in LAMBDAS.items():
+        if module == where and name.endswith(ending) and count in (None, len(inputs)):
             b.note("Lambda layers of larq-zoo", "known by their names, their code is not run")
             return handler(b, layer, inputs)
     raise CannotImport(
@@ -240,25 +240,20 @@ def _split(b: Builder, layer: Layer, inputs: list[Value]) -> list[Value]:
 
 
 def _add_to_last(b: Builder, layer: Layer, inputs: list[Value]) -> Value:
-    x, y = inputs if len(inputs) == 2 else [inputs[0]] * 2
-    if (
-        len(inputs) != 2
-        or x.shape[1:] != y.shape[1:]
-        or x.shape[0] < y.shape[0]
-        or x.vector
-        or y.vector
-    ):
+    x, y = inputs
+    if x.vector or y.vector or x.shape[1:] != y.shape[1:] or x.shape[0] < y.shape[0]:
         raise CannotImport(f"{layer.title} should add an image to the last channels of another one")
     return b.add(layer, AddToLast(), [x, y], x.shape)
 
 
 Handler = Callable[[Builder, Layer, list[Value]], Value | list[Value]]
 
-LAMBDAS: dict[tuple[str, str], Handler] = {
-    ("larq_zoo.core.utils", "_split"): _split,
-    ("larq_zoo.core.utils", "_concat"): _concat,
-    ("larq_zoo.literature.meliusnet", "_improve_merge"): _add_to_last,
-    ("larq_zoo.literature.real_to_bin_nets", "_out"): identity,
+# module and end of the name -> the number of inputs (None: any), and its handler
+LAMBDAS: dict[tuple[str, str], tuple[int | None, Handler]] = {
+    ("larq_zoo.core.utils", "_split"): (1, _split),
+    ("larq_zoo.core.utils", "_concat"): (None, _concat),
+    ("larq_zoo.literature.meliusnet", "_improve_merge"): (2, _add_to_last),
+    ("larq_zoo.literature.real_to_bin_nets", "_out"): (1, identity),
 }
 
 MANY = 4096

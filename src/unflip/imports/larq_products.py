@@ -26,7 +26,7 @@ from unflip.imports.larq_quantizers import (
 from unflip.imports.mxnet_params import Array
 from unflip.methods.base import BinaryWeight
 
-MOST_WORK = 2**38  # products of one layer per image
+LARGEST_PADDING = 65_536
 SIGNS = ("SteSign", "ApproxSign", "SwishSign")
 NO_PADDING: tuple[Sides, Sides] = ((0, 0), (0, 0))
 
@@ -107,6 +107,10 @@ def geometry(layer: Layer, x: Value, kernel: tuple[int, int], stride: tuple[int,
         raise CannotImport(
             f"{layer.title}: kernel {kernel} is larger than its input, {x.shape[1:]} pixels"
         )
+    if max(map(max, sides)) > LARGEST_PADDING:
+        raise CannotImport(
+            f"{layer.title} pads {sides} pixels; at most {LARGEST_PADDING:,} are supported"
+        )
     return Geometry(kernel, stride, dilation, (sides[0], sides[1]), (size[0], size[1]))
 
 
@@ -135,8 +139,7 @@ def _convolve(
         raise CannotImport(
             f"{layer.title}: groups of channels after a flattened image are not supported"
         )
-    if math.prod(g.size) * kernel.size > MOST_WORK:
-        raise CannotImport(f"{layer.title} needs more than {MOST_WORK:,} products per image")
+    b.count(layer, math.prod(g.size) * kernel.size)
 
     def rows(array: Array) -> Array:
         if depthwise:
