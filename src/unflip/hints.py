@@ -16,6 +16,7 @@ EXTRAS = {
     "onnx": "onnx",
     "ray": "ray",
     "pyarrow": "parquet",
+    "h5py": "larq",
 }
 
 

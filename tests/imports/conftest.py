@@ -1,4 +1,4 @@
-"""The tests of this folder import ``plain`` and ``mxnet_writer``, which are beside them."""
+"""The tests of this folder import modules that are beside them, such as ``plain``."""
 
 import sys
 from pathlib import Path

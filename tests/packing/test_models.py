@@ -178,6 +178,24 @@ def test_zeros_in_a_concatenation(agree):
     assert [op["op"] for op in packed.graph["ops"]] == ["map", "concat", "pad"]
 
 
+def test_a_convolution_does_the_padding_before_it(agree):
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.wide = nn.Conv2d(2, 3, 3, 2, padding=1), nn.Conv2d(5, 3, 3)
+
+        def forward(self, x):
+            two = F.pad(x, (0, 1, 2, 3))
+            return self.conv(two).mean((2, 3)) + self.wide(F.pad(x, (1, 1, 1, 1, 1, 2))).mean(
+                (2, 3)
+            )
+
+    packed = agree(Padded(), torch.randn(2, 2, 6, 7))
+    paddings = [op["padding"] for op in packed.graph["ops"] if op["op"] == "conv"]
+    assert sorted(paddings) == [[0, 0, 0, 0], [3, 1, 4, 2]]
+    assert [op["before"] for op in packed.graph["ops"] if op["op"] == "pad"] == [[1, 1, 1]]
+
+
 def test_in_place_changes_what_others_see(agree):
     class InPlace(nn.Module):
         def forward(self, x):

@@ -35,7 +35,7 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 """
-EXTRAS = ("torch", "yaml", "sklearn", "matplotlib", "onnx", "ray", "tensorboard", "pyarrow")
+EXTRAS = ("torch", "yaml", "sklearn", "matplotlib", "onnx", "ray", "tensorboard", "pyarrow", "h5py")
 
 
 def python(script: str, *arguments: Any, flags: tuple[str, ...] = (), **environment: str) -> str:

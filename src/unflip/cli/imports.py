@@ -75,8 +75,10 @@ def bmxnet(
         images = dataclasses.replace(
             images, labels=None, classes=f"{found.classes:,} classes; their names are not known"
         )
-    if size is not None and size != images.size:
-        images = dataclasses.replace(images, size=size, preparation=f"RGB, {size} × {size}")
+    if size is not None and size != images.shape[1]:
+        images = dataclasses.replace(
+            images, shape=(3, size, size), preparation=f"RGB, {size} × {size}"
+        )
     origin = {"format": "BMXNet", "page": BMXNET_PAGE, "license": license or "Apache-2.0"}
     changes = [
         f"{found.binary} binary convolutions count equal signs: written as a scale of 1/2 and a shift of K/2",
@@ -142,6 +144,87 @@ def torch(
     classes = 10 if chosen.images == "cifar10" else 1000
     names = _names(labels, classes)
     _write(out, found.model, found.images, origin, [checkpoint], changes, names)
+
+
+LARQ_PAGE = "https://github.com/larq/larq"
+ZOO_PAGE = "https://github.com/larq/zoo"
+
+
+@imports.command(epilog="Example: unflip import larq model.h5 -o model.unflip --pixels -1..1")
+def larq(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.h5", help="What model.save('model.h5') wrote."),
+    ],
+    out: Out,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The text of model.to_json(), for a file of save_weights."),
+    ] = None,
+    pixels: Annotated[
+        str | None,
+        typer.Option(
+            help="What the network was trained on: 0..1, -1..1, 0..255 or imagenet (its mean and standard "
+            "deviation). Default: imagenet for the networks of larq-zoo, else not stated in the file."
+        ),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=8, max=1024, help="Height and width, if the model leaves them open."),
+    ] = None,
+    labels: Labels = None,
+    license: License = None,
+) -> None:
+    """Import a network of Larq: a Keras 2 model in an HDF5 file.
+
+    TensorFlow is not needed. Code in Lambda layers is never run.
+    """
+    needs("importing networks", "torch")
+    needs("importing networks of Larq", "h5py")
+    from unflip.imports import larq as source
+    from unflip.imports.write import IMAGENET_ORDER, Images
+
+    found = source.load(file, config, size)
+    mean, std, words = _pixels(pixels or ("imagenet" if found.from_zoo else None), found.shape)
+    classes = f"{found.classes:,} classes; their names are not known"
+    images = Images(
+        found.shape, mean, std, None, IMAGENET_ORDER if found.from_zoo else classes, words
+    )
+    origin = {
+        "format": f"Keras HDF5, model {found.name}",
+        "page": ZOO_PAGE if found.from_zoo else LARQ_PAGE,
+        "license": license
+        or (
+            "not stated; Apache-2.0 for larq-zoo's own weights" if found.from_zoo else "not stated"
+        ),
+    }
+    names = _names(labels, found.classes)
+    files = [file] if config is None else [file, config]
+    _write(out, found.model, images, origin, files, found.changes, names)
+
+
+Numbers = tuple[float, ...]
+
+
+def _pixels(name: str | None, shape: tuple[int, ...]) -> tuple[Numbers | None, Numbers | None, str]:
+    """Mean and std of a choice of --pixels, and what happens to the images in words."""
+    from unflip.imports.write import IMAGENET_MEAN, IMAGENET_STD
+
+    channels, *size = shape
+    plain = f"{' × '.join(map(str, size))} pixels, {channels} channels" if size else "vectors"
+    if name is None:
+        return None, None, f"{plain}; the preprocessing is not known (--pixels states it)"
+    if not size:
+        raise ValueError(f"--pixels {name}: the network takes vectors of {channels}, not images")
+    choices = {"0..1": (0.0, 1.0), "-1..1": (0.5, 0.5), "0..255": (0.0, 1 / 255)}
+    if name in choices:
+        mean, std = choices[name]
+        return (mean,) * channels, (std,) * channels, f"{plain}, values {name}"
+    if name != "imagenet" or channels != 3:
+        raise ValueError(
+            f"--pixels {name!r} should be {', '.join(choices)} or, for 3 channels, imagenet"
+        )
+    return IMAGENET_MEAN, IMAGENET_STD, f"RGB, short side 256, center crop {size[0]}"
 
 
 def _names(path: Path | None, count: int) -> Sequence[str] | None:

@@ -1,4 +1,4 @@
-"""The modules of a network that was built from an MXNet graph."""
+"""A network that was built from the graph of another framework, and modules of BMXNet's networks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
 
 class SymbolNetwork(nn.Module):
-    """A network that runs the parts of a symbol graph in order."""
+    """A network that runs the parts of a graph in order."""
 
     def __init__(self, parts: list[tuple[Part, nn.Module]], data: int, output: int) -> None:
         super().__init__()

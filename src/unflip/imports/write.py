@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unflip.data import class_names
 from unflip.data.cifar import CLASSES as CIFAR10
@@ -21,11 +21,11 @@ MOST_SOURCE = 4096  # bytes of one text, as the runtime reads it
 
 @dataclass(frozen=True)
 class Images:
-    """The images of a network: their size, (pixel / 255 − mean) / std, and its classes."""
+    """The input of a network: its shape, (pixel / 255 − mean) / std if it is known, and its classes."""
 
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    shape: tuple[int, ...]  # (channels, height, width), or (features,)
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
     labels: tuple[str, ...] | None
     classes: str  # what the classes are, and their order
     preparation: str  # what happens before the normalization
@@ -39,13 +39,15 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def imagenet(
     mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
 ) -> Images:
-    return Images(224, mean, std, None, IMAGENET_ORDER, IMAGENET_CROP)
+    return Images((3, 224, 224), mean, std, None, IMAGENET_ORDER, IMAGENET_CROP)
 
 
 def cifar10(
     mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
 ) -> Images:
-    return Images(32, mean, std, CIFAR10, "CIFAR-10's ten classes in its order", "RGB, 32 × 32")
+    return Images(
+        (3, 32, 32), mean, std, CIFAR10, "CIFAR-10's ten classes in its order", "RGB, 32 × 32"
+    )
 
 
 def sha256(path: Path) -> str:
@@ -80,23 +82,31 @@ def packed(
     model: nn.Module, images: Images, origin: dict[str, str], labels: Sequence[str] | None = None
 ) -> Packed:
     """Pack the model. Its file also has ``origin`` and what is known about the images, as ``source``."""
-    noise = torch.randint(
-        256,
-        (2, len(images.mean), images.size, images.size),
-        generator=torch.Generator().manual_seed(0),
-    )
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (images.mean, images.std))
     found = make_packed(
-        model,
-        (noise / 255 - mean) / std,
-        labels=labels or images.labels,
-        preprocess={"mean": images.mean, "std": images.std},
+        model, _example(images), labels=labels or images.labels, preprocess=_preprocess(images)
     )
     source = origin | {"classes": images.classes, "images": images.preparation}
     for key, text in source.items():
         if len(text.encode()) > MOST_SOURCE:
             raise CannotImport(f"the source's {key} is longer than {MOST_SOURCE:,} bytes")
     return found._replace(graph=found.graph | {"source": source})
+
+
+def _preprocess(images: Images) -> dict[str, Sequence[float]] | None:
+    if images.mean is None or images.std is None:
+        return None
+    return {"mean": images.mean, "std": images.std}
+
+
+def _example(images: Images) -> Tensor:
+    """Two inputs of noise."""
+    generator = torch.Generator().manual_seed(0)
+    if images.mean is None or images.std is None:
+        return torch.randn(2, *images.shape, generator=generator)
+    noise = torch.randint(256, (2, *images.shape), generator=generator)
+    ones = [1] * (len(images.shape) - 1)
+    mean, std = (torch.tensor(v).view(-1, *ones) for v in (images.mean, images.std))
+    return (noise / 255 - mean) / std
 
 
 def save(

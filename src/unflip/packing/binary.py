@@ -87,7 +87,7 @@ def _k_map(c: Converter, layer: FrozenLayer, x: Ref, out: Tensor) -> Ref:
 
 
 def _refuse_padding(layer: nn.Module, name: str) -> None:
-    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode not in ("zeros", "constant"):
         raise CannotPack(
             f"layer {name!r} has padding_mode={layer.padding_mode!r}; the runtime pads with zeros only"
         )

@@ -35,8 +35,19 @@ def conv2d(
         sides = [total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2]
     else:
         sides = pair(padding) * 2
+    x, sides = _with_padding(c, x, sides)
     fields = conv_fields(weight.shape, pair(stride), sides, dilation, groups)
     return _with_bias(c, out, [x], fields, weight, bias)
+
+
+def _with_padding(c: Converter, x: Ref, sides: list[int]) -> tuple[Ref, list[int]]:
+    """The convolution does the padding of pixels before it (F.pad, nn.ZeroPad2d)."""
+    op = c.ops[x.value - 1] if x.value else None
+    if op is None or op.kind != "pad" or op.fields["before"][0] or op.fields["after"][0]:
+        return x, sides
+    around = [*op.fields["before"][1:], *op.fields["after"][1:]]
+    total = [a + b for a, b in zip(sides, around, strict=True)]
+    return Ref(op.inputs[0], x.tensor), total
 
 
 @handles("conv_transpose2d")
