@@ -24,7 +24,7 @@ class _TeacherWithoutValue(TyperCommand):
     """``--teacher`` alone is allowed; click wants a value for an option that may have one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        after = [*args[1:], "--"]
+        after = [*args, "--"][1:]
         alone = [
             word == "--teacher" and following.startswith("-")
             for word, following in zip(args, after, strict=True)
@@ -136,7 +136,8 @@ def _fitted(
     wanted = int(epochs[-1]) if epochs else None  # the teacher's epochs follow
     fit = fit_images(data, None if teacher is None else beside / f"{TEACHER}.yaml", wanted)
     if distributed.speaks():
-        print(fit.words, flush=True)
+        changed = f" Changed by you: {' '.join(overrides)}." if overrides else ""
+        print(f"{fit.words}{changed}", flush=True)
     return [*fit.overrides, *(overrides or [])]
 
 
