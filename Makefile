@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The native library is part of the install: a change here rebuilds its changed files.
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo test lint format wheels release report clean
+.PHONY: demo test lint format wheels release docs report clean
 
 demo: $(VENV)/installed
 	$(BIN)/unflip demo
@@ -34,9 +34,14 @@ wheels: $(VENV)/installed
 	$(BIN)/python tools/try_wheels.py
 
 # What must be true before a version is tagged. It uploads nothing.
-release: test
+release: test docs
 	$(BIN)/python tools/release.py
 	$(MAKE) wheels
+
+# The site, in build/site. Any warning, such as a dead link, is an error.
+docs: $(VENV)/installed
+	$(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 # All studies on one page, build/report.html, made from the archives in results/.
 CIFAR10 := readings ablation theta-rate sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods
@@ -53,7 +58,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch scikit-build-core
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[train,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[train,tensorboard,docs,dev]'
 	touch $@
 
 clean:

@@ -1,5 +1,5 @@
-"""The tables of README.md and results/README.md, made from the files beside this script; and the recipes of
-docs/imagenet.md.
+"""The tables of docs/accuracy.md, docs/methods.md and results/README.md, made from the files beside this script; and
+the recipes of docs/imagenet.md.
 
 python results/tables.py            # shows them
 python results/tables.py --write    # writes them between the marks of these pages; a test checks that they are current
@@ -45,7 +45,7 @@ REFERENCES = {
     "imagenette-ablation": "finetune",
 }
 FIRST_GRIDS = {"alpha": "first-alpha", "rho": "first-rho"}
-# Study -> the arms of it in the README of the repository, in this order.
+# Study -> the arms of it in docs/accuracy.md, in this order.
 HEADLINE = {
     "readings": ("baseline", "conv", "conv-wide"),
     "ablation": (
@@ -60,7 +60,7 @@ HEADLINE = {
     "sota": ("xnor", "tbn", "dsq"),  # its other arms are rows above
     "final": ("strongest", "alone"),
 }
-# Study, or arm of it -> the row of that README it is compared with, if not the study's reference: the row with the same
+# Study, or arm of it -> the row of that page it is compared with, if not the study's reference: the row with the same
 # shortcuts, and with all of its seeds.
 HEADLINE_BASES = {
     "sota": ("readings", "conv"),
@@ -294,6 +294,23 @@ def methods_table(arms: Mapping[str, Arm]) -> str:
     return "\n".join(lines)
 
 
+def measured_methods(arms: Mapping[str, Arm]) -> str:
+    """Accuracy, cost, and the time and size of a packed ResNet-20, by method, best first."""
+    packed = {
+        row["method"]: row
+        for row in json.loads((HERE / "inference" / "methods.json").read_text())["rows"]
+    }
+    heads = ["method", "accuracy, %", "memory, Kbit", "FLOPs, M", "ms per image", "file, KB"]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for arm in sorted(arms.values(), key=lambda a: -(a.figures.mean if a.figures else 0)):
+        bits, flops = (float(arm.rows[0][field]) for field in ("memory_bits", "flops"))
+        row = packed.get(arm.name)
+        run = [f"{row['ms']:.3f}", f"{row['bytes'] / 1e3:.0f}"] if row else ["", ""]
+        cost = [f"{bits / 1e3:,.0f}", f"{flops / 1e6:,.2f}"]
+        lines.append(_line([f"`{arm.name}`", _mean_std(arm), *cost, *run]))
+    return "\n".join(lines)
+
+
 def accuracy_table(studies: Mapping[str, Mapping[str, Arm]]) -> str:
     """The headline arms on CIFAR-10."""
     heads = ["CIFAR-10, ResNet-20", "n", "mean ± std, %", "paper, %", "difference (Welch's p)"]
@@ -437,9 +454,12 @@ def pages() -> dict[Path, dict[str, str]]:
     of_results["methods"] = methods_table(studies["methods"])
     of_results["training-speed"] = speed_table()
     of_results["imagenet-speed"] = imagenet_speed_table()
-    headline = {"inference": inference_table(), "accuracy": accuracy_table(studies)}
     return {
-        ROOT / "README.md": headline,
+        ROOT / "docs" / "accuracy.md": {
+            "inference": inference_table(),
+            "accuracy": accuracy_table(studies),
+        },
+        ROOT / "docs" / "methods.md": {"methods-measured": measured_methods(studies["methods"])},
         HERE / "README.md": of_results,
         ROOT / "docs" / "imagenet.md": {"imagenet-recipes": recipes_table()},
     }

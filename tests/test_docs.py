@@ -144,14 +144,33 @@ def test_make_has_every_target_that_a_page_names():
             assert f"\n{target}:" in makefile, f"{page.name}: make {target}"
 
 
-def test_the_readme_lists_every_method():
-    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == unflip.methods.names()
+def test_the_page_of_methods_lists_every_method():
+    page = (ROOT / "docs" / "methods.md").read_text()
+    table = page.partition("## Which one to take")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == unflip.methods.names()
+    shown = re.findall(r"^::: unflip\.methods\.(\w+)$", page, re.MULTILINE)
+    assert shown == unflip.methods.names()
 
 
-def test_readme_snippet_runs(capsys, tmp_path, monkeypatch):
+def test_the_readme_is_short_and_counts_methods_right():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert re.findall(r"\*\*(\d+) methods\*\*", text) == [str(len(unflip.methods.names()))]
+
+
+def test_the_readme_snippet_learns(capsys, tmp_path, monkeypatch):
+    """With an eighth of its steps."""
     monkeypatch.chdir(tmp_path)  # it writes a file
     [snippet] = code_blocks(ROOT / "README.md")
+    assert "range(400)" in snippet
+    exec(snippet.replace("range(400)", "range(50)"), {})
+    said = re.search(r"(18,860) bytes, (\d+\.\d)% of 397", capsys.readouterr().out)
+    assert float(said[2]) > 50
+
+
+def test_the_snippet_of_your_own_model_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # it writes a file
+    [snippet] = code_blocks(ROOT / "docs" / "your-own-model.md")
     my_model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 4)
     )

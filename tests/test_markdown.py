@@ -63,7 +63,7 @@ def prose(text: str) -> Iterator[Line]:
         if not item and indent >= 4 and (blank or not in_list):
             continue  # an indented block of code
         blank = False
-        if bare.startswith(("|", "#", "<!--", "![")):
+        if bare.startswith(("|", "#", "<!--", "![", ":::")):  # the last is a docstring on the site
             follows = False
             continue
         yield Line(number, LIST_ITEM.sub("", line).strip(), item, follows and not item)

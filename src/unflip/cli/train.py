@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from unflip.cli.app import app, needs, print_table
 from unflip.cli.options import Compile, Data, Device, EvaluateEvery, ImageWorkers
@@ -15,7 +17,26 @@ if TYPE_CHECKING:
     from unflip.runs import Run
 
 
-@app.command(epilog="Example: unflip train digits-dorefa epochs=10 --seeds 3")
+OWN_TEACHER = Path(":train")  # what --teacher without a value means
+
+
+class _TeacherWithoutValue(TyperCommand):
+    """``--teacher`` alone is allowed; click wants a value for an option that may have one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        after = [*args, "--"][1:]
+        alone = [
+            word == "--teacher" and following.startswith("-")
+            for word, following in zip(args, after, strict=True)
+        ]
+        words = [
+            f"--teacher={OWN_TEACHER}" if is_alone else word
+            for word, is_alone in zip(args, alone, strict=True)
+        ]
+        return super().parse_args(ctx, words)
+
+
+@app.command(epilog="Example: unflip train images --data photos", cls=_TeacherWithoutValue)
 def train(
     recipe: Annotated[
         str,
@@ -39,7 +60,11 @@ def train(
         ),
     ] = None,
     teacher: Annotated[
-        Path | None, typer.Option(help="Finished run to learn from, for recipes that distill.")
+        Path | None,
+        typer.Option(
+            metavar="[RUN]",
+            help="Finished run to learn from, for recipes that distill. Without RUN: train the teacher first.",
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Train seeds 0..N-1 side by side.")] = 1,
     device: Device = None,
@@ -56,15 +81,17 @@ def train(
     If a recipe starts from the run of another recipe, or learns from one as its teacher, that run is trained first
     unless it is finished.
 
-    For custom images: data.name=folder data.size=32 --data DIR, with DIR/train/CLASS/*.png and DIR/test/CLASS/*.png.
-    All images are resized to data.size.
+    For your own images: unflip train images --data DIR, with DIR/CLASS/*.jpg, or DIR/train/CLASS and DIR/val/CLASS.
+    It chooses size, network and epochs; overrides change them. With --teacher, a float network is trained first.
     """
     needs("training", "torch")
     from unflip.recipes import load_recipe
     from unflip.train import RunOptions, distributed
     from unflip.train import train as train_recipe
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, _fitted(recipe, overrides, data, out, teacher))
+    if teacher == OWN_TEACHER and loaded.distill is None:
+        raise ValueError(f"recipe {loaded.name} has no teacher: leave --teacher out")
     folder = out or Path("runs") / loaded.name
     options = RunOptions(
         device,
@@ -80,11 +107,38 @@ def train(
         folder,
         seeds=range(seeds),
         start=start,
-        teacher=teacher,
+        teacher=None if teacher == OWN_TEACHER else teacher,
         options=options,
     )
     if distributed.speaks():
         print_table(_results(loaded.name, results, folder))
+
+
+def _fitted(
+    recipe: str,
+    overrides: list[str] | None,
+    data: Path | None,
+    out: Path | None,
+    teacher: Path | None,
+) -> list[str] | None:
+    """The recipe ``images`` is fitted to the images in ``data``; overrides come last and win."""
+    from unflip.recipes.fit import TEACHER, fit_images, is_fitted
+    from unflip.train import distributed
+
+    if not is_fitted(recipe, overrides):
+        return overrides
+    if data is None:
+        raise ValueError(
+            "the recipe 'images' needs a folder with one folder of images per class: give --data DIR"
+        )
+    beside = Path("runs") if out is None else out.parent
+    epochs = re.findall(r"^epochs=([1-9]\d*)$", "\n".join(overrides or []), re.MULTILINE)
+    wanted = int(epochs[-1]) if epochs else None  # the teacher's epochs follow
+    fit = fit_images(data, None if teacher is None else beside / f"{TEACHER}.yaml", wanted)
+    if distributed.speaks():
+        changed = f" Changed by you: {' '.join(overrides)}." if overrides else ""
+        print(f"{fit.words}{changed}", flush=True)
+    return [*fit.overrides, *(overrides or [])]
 
 
 def _results(name: str, results: list[dict[str, Any]], out: Path) -> Table:

@@ -21,16 +21,27 @@ from unflip.pictures import PixelError, read_picture
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+SHOWN = 5  # damaged files
+
 # Label and file of each image, in the order in which the images are kept.
 Listing = list[tuple[int, Path]]
 
 
-def load_folder(folder: Path | None, size: int | None = None) -> ImageSet:
+class DamagedFile(DataError):
+    """An image that cannot be read. All of them are collected before an error ends the loading."""
+
+
+def load_folder(
+    folder: Path | None, size: int | None = None, test_share: float | None = None
+) -> ImageSet:
     """Images from folder/train/CLASS/ and folder/test/CLASS/ (or folder/val/CLASS/), as RGB.
 
     The classes are the sorted names of the folders under train. All images must have the same size,
     unless `size` is given: then the shorter side is resized to it (bilinear) and the center is cut
     out. The whole set is held in memory, N×3×H×W bytes.
+
+    `test_share` is for trees without test images, where folder/train is optional too: this share of
+    the images of each class is tested on, at least one of each class with two or more images.
 
     The file names determine the order of the images. The classes are interleaved, so that
     `ImageSet.split` takes its share from every class.
@@ -41,18 +52,15 @@ def load_folder(folder: Path | None, size: int | None = None) -> ImageSet:
         raise DataError(
             "The data set 'folder' needs the folder of the images: give --data DIR (folder= in Python)."
         )
-    folder = Path(folder).expanduser()
-    train, test = _parts(folder)
-    classes = _classes(train)
-    if len(classes) == 1:
-        raise DataError(
-            f"{train} has only one class, {classes[0]!r}. A classifier needs two or more: make one folder per "
-            "class there."
-        )
-    listings = _listing(train, classes), _listing(test, classes)
+    if test_share is not None and not 0 < test_share < 1:
+        raise DataError(f"test_share={test_share!r} must be between 0 and 1, such as 0.1.")
+    classes, listings = _listings(Path(folder).expanduser(), test_share)
     shape = _shape(listings[0][0][1], size)
-    train_images, train_labels = _read(listings[0], shape, size)
-    test_images, test_labels = _read(listings[1], shape, size)
+    damaged: list[str] = []
+    train_images, train_labels = _read(listings[0], shape, size, damaged)
+    test_images, test_labels = _read(listings[1], shape, size, damaged)
+    if damaged:
+        raise DataError(_in_words(damaged))
     mean, std = channel_statistics(train_images)
     return ImageSet(
         train_images=train_images,
@@ -67,20 +75,73 @@ def load_folder(folder: Path | None, size: int | None = None) -> ImageSet:
     )
 
 
-def _parts(folder: Path) -> tuple[Path, Path]:
-    """The folders of the two parts; a tree that has both "test" and "val" is tested on "test"."""
+def parts(folder: Path) -> tuple[Path, Path | None]:
+    """The folders of training and test images; a tree that has both "test" and "val" is tested on "test".
+
+    A folder without train/ holds the class folders itself. Such a folder has no test images.
+    """
     train = folder / "train"
+    if not train.is_dir():
+        return folder, None
     tests = [folder / name for name in ("test", "val") if (folder / name).is_dir()]
-    if train.is_dir() and tests:
-        return train, tests[0]
+    return train, tests[0] if tests else None
+
+
+def _listings(
+    folder: Path, test_share: float | None
+) -> tuple[tuple[str, ...], tuple[Listing, Listing]]:
+    """The classes, and the images of the two parts."""
+    train, test = parts(folder)
+    if test is None and test_share is None:
+        raise _without_test_images(folder)
+    if not train.is_dir():
+        raise DataError(f"folder={folder} is not a folder. Give the one that holds the images.")
+    if test is not None and test_share is not None:
+        raise DataError(
+            f"test_share={test_share} is for image sets without test images, but {test} holds some. Leave it out."
+        )
+    classes = class_names(train)
+    if len(classes) == 1:
+        raise DataError(
+            f"{train} has only one class, {classes[0]!r}. A classifier needs two or more: make one folder per "
+            "class there."
+        )
+    listing = _listing(train, classes)
+    if test is not None:
+        return classes, (listing, _listing(test, classes))
+    assert test_share is not None
+    return classes, _split(listing, test_share)
+
+
+def _split(listing: Listing, test_share: float) -> tuple[Listing, Listing]:
+    """The last images of each class, by name, are tested on. Both parts stay interleaved by class."""
+    of_class: dict[int, list[Path]] = {}
+    for label, path in listing:
+        of_class.setdefault(label, []).append(path)
+    tested: set[Path] = set()
+    for paths in of_class.values():
+        count = min(len(paths) - 1, max(1, round(test_share * len(paths))))
+        tested.update(paths[len(paths) - count :])
+    train = [entry for entry in listing if entry[1] not in tested]
+    test = [entry for entry in listing if entry[1] in tested]
+    if not test:
+        raise DataError(
+            "No class has two images, so none can be held out for testing. Add images to each class."
+        )
+    return train, test
+
+
+def _without_test_images(folder: Path) -> DataError:
+    train = folder / "train"
     missing = f"{folder / 'test'} (or val)" if train.is_dir() else str(train)
-    raise DataError(
+    return DataError(
         f"folder={folder} should hold train/CLASS/*.png and test/CLASS/*.png (or val/CLASS/*.png; "
-        f"the images may be {_suffixes()}), but there is no folder {missing}."
+        f"the images may be {_suffixes()}), but there is no folder {missing}. With test_share=0.1 (in a recipe, "
+        "data.test_share) a tenth of each class is held out instead."
     )
 
 
-def _classes(part: Path) -> tuple[str, ...]:
+def class_names(part: Path) -> tuple[str, ...]:
     """Hidden folders, such as .ipynb_checkpoints, belong to tools and are not classes."""
     names = sorted(
         path.name for path in part.iterdir() if path.is_dir() and not path.name.startswith(".")
@@ -93,18 +154,18 @@ def _classes(part: Path) -> tuple[str, ...]:
 def _listing(part: Path, classes: tuple[str, ...]) -> Listing:
     """The images of one part, interleaved by class, each with its label."""
     listing: Listing = []
-    for name in _classes(part):
+    for name in class_names(part):
         if name not in classes:
             raise DataError(
                 f"{part / name} is a class without training images: remove it, or add some. "
                 f"The classes under train are: {', '.join(classes)}."
             )
-        listing.extend((classes.index(name), path) for path in _images(part / name))
+        listing.extend((classes.index(name), path) for path in image_files(part / name))
     labels = np.array([label for label, _ in listing], dtype=np.int64)
     return [listing[index] for index in stratified_order(labels)]
 
 
-def _images(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     """Hidden files are skipped: macOS leaves a ._name.jpg, which is not an image, beside name.jpg."""
     paths = sorted(
         path
@@ -130,10 +191,17 @@ def _shape(first: Path, size: int | None) -> tuple[int, int]:
     return height, width
 
 
-def _read(listing: Listing, shape: tuple[int, int], size: int | None) -> tuple[Pixels, Labels]:
+def _read(
+    listing: Listing, shape: tuple[int, int], size: int | None, damaged: list[str]
+) -> tuple[Pixels, Labels]:
+    """Images and labels; what is wrong with files that cannot be read is added to ``damaged``."""
     images = np.empty((len(listing), 3, *shape), dtype=np.uint8)
     for index, (_, path) in enumerate(listing):
-        pixels = _read_image(path, size)
+        try:
+            pixels = _read_image(path, size)
+        except DamagedFile as error:
+            damaged.append(str(error))
+            continue
         if pixels.shape[:2] != shape:
             raise DataError(
                 f"{path} is {pixels.shape[1]}×{pixels.shape[0]} pixels, but the first training "
@@ -144,6 +212,13 @@ def _read(listing: Listing, shape: tuple[int, int], size: int | None) -> tuple[P
     return images, np.array([label for label, _ in listing], dtype=np.int64)
 
 
+def _in_words(damaged: list[str]) -> str:
+    if len(damaged) == 1:
+        return damaged[0]
+    more = f"\nand {len(damaged) - SHOWN:,} more" if len(damaged) > SHOWN else ""
+    return f"{len(damaged):,} images cannot be used:\n" + "\n".join(damaged[:SHOWN]) + more
+
+
 def _read_image(path: Path, size: int | None) -> Pixels:
     """One image as H,W,3."""
     try:
@@ -151,9 +226,9 @@ def _read_image(path: Path, size: int | None) -> Pixels:
     except ImportError as error:
         raise DataError("The data set 'folder' needs Pillow: pip install Pillow") from error
     except PixelError as error:
-        raise DataError(f"{error}.") from error
+        raise DamagedFile(f"{error}.") from error
     except Exception as error:  # a damaged file can raise nearly anything from a decoder
-        raise DataError(
+        raise DamagedFile(
             f"{path} cannot be read as an image: {error}. Repair or remove the file."
         ) from error
     return np.array(image if size is None else _resize_and_crop(image, size))

@@ -62,8 +62,10 @@ def _find() -> Path:
     """In an editable install, the package has two folders: the sources, and the one with built files."""
     folders = [Path(folder) for folder in sys.modules[__package__].__path__]
     for folder in folders:
-        if (folder / NAME).exists():
-            return folder / NAME
+        numbered = sorted(folder.glob(f"{NAME}.*"))  # libunflip.so.0, if its name has a version
+        found = [*numbered, *folder.glob(NAME)]
+        if found:
+            return found[0]
     raise ImportError(f"{NAME} is not in {folders[0]}")
 
 

@@ -1,0 +1,55 @@
+"""What a folder of images holds, as far as the choice of a network depends on it: only some headers are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from unflip.data.errors import DataError
+from unflip.data.folders import class_names, image_files, parts
+
+LOOKED_AT = 400  # images whose size is read
+
+
+@dataclass(frozen=True)
+class Survey:
+    """``side`` is the median of the shorter sides, in pixels."""
+
+    classes: int
+    images: int  # to train with, and to test on if there is no folder for that
+    fewest: int  # images of a class
+    side: int
+    has_test: bool
+
+
+def survey(folder: Path) -> Survey:
+    """Look at folder/CLASS/*.png, or folder/train/CLASS/*.png with or without folder/val/CLASS/*.png."""
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"--data {folder} {problem}. Give a folder with one folder per class.")
+    train, test = parts(folder)
+    classes = class_names(train)
+    files = [image_files(train / name) for name in classes]
+    paths = [path for of_class in files for path in of_class]
+    step = max(1, len(paths) // LOOKED_AT)
+    sides = [side for path in paths[::step] if (side := _shorter_side(path)) is not None]
+    if not sides:
+        raise DataError(
+            f"none of the images in {train} can be read. 'unflip data show' checks them."
+        )
+    counts = [len(of_class) for of_class in files]
+    return Survey(len(classes), len(paths), min(counts), int(np.median(sides)), test is not None)
+
+
+def _shorter_side(path: Path) -> int | None:
+    """None for a file that cannot be read: loading all images names it."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return min(image.size)
+    except Exception:  # a damaged file can raise nearly anything
+        return None
