@@ -235,6 +235,12 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def _write(path: Path, rows: list[Row]) -> None:
+    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    content = unflip_version() | machine | {"rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
@@ -271,11 +277,9 @@ def main() -> None:
                 measure(row, path, given.python, given.seconds)
             rows.append(row)
             print(asdict(row), file=sys.stderr, flush=True)
+            if given.json:
+                _write(given.json, rows)
     print(table(rows))
-    if given.json:
-        machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-        content = unflip_version() | machine | {"rows": [asdict(row) for row in rows]}
-        given.json.write_text(json.dumps(content, indent=1) + "\n")
     sys.exit(1 if failed else 0)
 
 
