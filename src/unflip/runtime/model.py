@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -154,9 +153,9 @@ class Model:
         of a tuple are "0", "1", ... or a namedtuple's fields; the name of a single tensor is "output"."""
         self.structure: str = network.structure
         """The kind of a call's result: "tensor", "tuple" or "dict"."""
-        self.labels: list[str] | None = json.loads(network.labels)
+        self.labels: list[str] | None = network.labels
         """The names of the classes, or None if the file has none."""
-        self.preprocess: dict[str, list[float]] | None = json.loads(network.preprocess)
+        self.preprocess: dict[str, list[float]] | None = network.preprocess
         """{"mean": ..., "std": ...}: the input is ``(pixel / 255 - mean) / std``. None if the file has none."""
         self.threads: int = network.threads
         self.isa: str = network.isa
