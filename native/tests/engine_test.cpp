@@ -1016,7 +1016,8 @@ bool within_needs(const Graph& graph, const std::string& isa, int threads) {
   return false;
 }
 
-// The outputs of a graph on all instruction sets, with one and three threads, concatenated. Empty if they differ.
+// The outputs of a graph on all instruction sets, with one and three threads and both layouts of memory, concatenated. Empty if
+// they differ.
 std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, int batch, Random& r) {
   static ThreadPool pool(3);
   std::vector<float> first;
@@ -1024,7 +1025,7 @@ std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, 
     for (int threads : {1, 3}) {
       if (!within_needs(graph, isa, threads)) return {};
       std::unique_ptr<Engine> engine = Engine::create(graph, isa, threads);
-      auto workspace = engine->workspace();
+      auto workspace = engine->workspace(threads > 1 ? Layout::Separate : Layout::Shared);
       std::vector<float> output(output_size(graph) * batch, -77.f);
       std::vector<float*> places = {output.data()};
       for (size_t o = 0; o + 1 < graph.outputs.size(); o++) places.push_back(places[o] + graph.output_shape(o).size() * batch);

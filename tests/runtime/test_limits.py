@@ -129,6 +129,24 @@ def test_a_pool_of_2_to_the_32_pixels(
         assert (found == 2.0**-32).all()
 
 
+def test_scales_whose_product_overflows(
+    instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A factor behind a convolution is multiplied into its scales. The product was infinite, and 0 times it NaN."""
+    net = Net(2, 1, 1)
+    affine = {"step": "affine", "scale": net.keep(np.full(1, 1e30, F32))}
+    fields = {
+        "bits": net.keep(np.array([1], np.uint8)),
+        "scales": net.keep(np.full((1, 1), 1e30, F32)),
+    }
+    net.conv(net.quantize(0), (1, 2, 1, 1), **fields, steps=[affine])
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        found = np.empty((1, 1, 1, 1), F32)
+        Network.from_bytes(net.data(), 1).run(np.ones((1, 2, 1, 1), F32), found)
+        assert found == 0
+
+
 def large_codes() -> Net:
     """Every binary convolution has a table of its pixels."""
     net = Net(1, 16_384, 16_384)

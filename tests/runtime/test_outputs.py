@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 import shutil
 import subprocess
 from collections.abc import Callable

@@ -24,10 +24,9 @@ struct RunContext {
   float* const* values = nullptr;   // by number
   uint8_t* const* codes = nullptr;  // by number
   uint8_t* scratch = nullptr;
-  uint8_t* thread_scratch = nullptr;
-  int64_t thread_scratch_bytes = 0;
+  uint8_t* const* thread_scratch = nullptr;  // by number of the thread
 
-  uint8_t* scratch_of(int thread) const { return thread_scratch + thread * thread_scratch_bytes; }
+  uint8_t* scratch_of(int thread) const { return thread_scratch[thread]; }
 };
 
 class Task {
