@@ -1,6 +1,7 @@
 #include "grow.h"
 
 #include <cstring>
+#include <iterator>
 #include <numeric>
 #include <stdexcept>
 
@@ -80,7 +81,7 @@ int Grower::add_random() {
   const size_t kind = random_.below(10);
   if (kind < 3) return add(random_quantize(x));
   if (kind < 5) return add(random_conv(x));
-  return add(random_op(std::string(random_.of(std::vector<std::string_view>(std::begin(unflip::kOpNames), std::end(unflip::kOpNames)))), x));
+  return add(random_op(std::string(unflip::kOpNames[random_.below(std::size(unflip::kOpNames))]), x));
 }
 
 Bytes Grower::finished() {
@@ -280,9 +281,10 @@ bool Grower::fit_step(Json& step, const unflip::Shape& shape) {
       const Tensor* old = tensor(step, key);
       reshape(step, key, true, {old != nullptr && old->shape == std::vector<int64_t>{1} ? 1 : shape.channels});
     }
-  if (step.find("value") == nullptr) return true;
+  const Json* kind = step.find("step");
+  if (kind == nullptr || step.find("value") == nullptr) return true;
   const std::vector<int> equal = values_like(shape);
-  const bool adds = step.find("step")->string == "add";
+  const bool adds = kind->string == "add";
   const int value = static_cast<int>(std::clamp(step.find("value")->number, 0.0, double(graph_.ops.size())));
   const unflip::Shape& other = graph_.shape(value);
   const bool by_pixel = other.height == shape.height && other.width == shape.width && shape.channels % other.channels == 0;

@@ -172,6 +172,12 @@ void renumber(Json& op, const std::vector<int>& numbers) {
       if (Json* value = find(step, "value")) renamed(*value);
 }
 
+int first_input(const Json& op, const unflip::Graph& graph) {
+  const Json* inputs = op.find("inputs");
+  if (inputs == nullptr || inputs->items.empty()) return 0;
+  return static_cast<int>(std::clamp(inputs->items[0].number, 0.0, static_cast<double>(graph.ops.size())));
+}
+
 // Grows the edited network again. Where an op no longer fits, its readers read its input.
 Bytes regrown(Draft draft, const unflip::Limits& limits, Random& random) {
   Json* ops = find(draft.graph, "ops");
@@ -186,9 +192,7 @@ Bytes regrown(Draft draft, const unflip::Limits& limits, Random& random) {
     if (edit.op == i && edit.kind == Edit::Before) grower.add_random();
     if (edit.op == i && edit.kind == Edit::Twice) grower.add(op);
     const int made = edit.op == i && edit.kind == Edit::Remove ? -1 : grower.add(op);
-    const Json* inputs = op.find("inputs");
-    const bool reads = inputs != nullptr && !inputs->items.empty();
-    numbers.push_back(made >= 0 ? made : reads ? static_cast<int>(inputs->items[0].number) : 0);
+    numbers.push_back(made >= 0 ? made : first_input(op, grower.graph()));
   }
   if (random.chance(30)) grower.add_random();
   return grower.finished();

@@ -59,8 +59,8 @@ UNFLIP_API void unflip_free(unflip_model* model);
 
 /* ---- The network. Unless a comment says otherwise: 0 or "" on an error. */
 
-/* The number that was compared with max_memory: a bound on the bytes for loading the network and running one sample. Input and
-   output are not included. Each further run at the same time, on another thread, may take as much again. */
+/* The number that was compared with max_memory: a bound on the bytes for loading the network and running one sample, including
+   the sample and its outputs. Each further run at the same time, on another thread, may take as much again. */
 UNFLIP_API uint64_t unflip_memory_needed(const unflip_model* model);
 
 /* The number that was compared with max_work: a bound on the work of one sample. */

@@ -61,7 +61,7 @@ def test_fuzzing(
     networks: dict[str, Packed],
     tmp_path: Path,
 ) -> None:
-    """What loads is run with all instruction sets, one thread and three, and all agree. A long run is in results/fuzz."""
+    """What loads is run with all instruction sets, one thread and three; all agree. A long run is in results/fuzz."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for name, packed in networks.items():

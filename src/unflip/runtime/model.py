@@ -163,7 +163,7 @@ class Model:
         self.ops: tuple[str, ...] = tuple(network.ops)
         """The ops of the network, each as "kind name"."""
         self.memory_needed: int = network.memory_needed
-        """A bound on the bytes for loading the network and running one sample, without input and output."""
+        """A bound on the bytes for loading the network and running one sample, with its input and outputs."""
         self.work_needed: int = network.work_needed
         """A bound on the work for one sample, in units of about a nanosecond."""
 
