@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # The native library is part of the install: a change here rebuilds its changed files.
-NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+NATIVE := $(shell find native -type f)
 
 .PHONY: demo test lint format wheels release docs report clean
 

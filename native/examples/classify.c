@@ -1,17 +1,15 @@
 /* Classifies an image with a packed network, in C.
 
-     gcc classify.c -I DIR -L DIR -lunflip -Wl,-rpath,DIR -o classify
+     gcc classify.c $(pkg-config --cflags --libs unflip) -o classify
      ./classify model.unflip image.ppm
 
-   DIR has unflip.h and libunflip.so: a CMake build of native/, or the folder that the Python package has them in,
-     python -c "import unflip.runtime; print(unflip.runtime.c_folder())"
+   docs/deploy.md says where pkg-config finds unflip.
    The image is a binary PPM (colour) or PGM (grey) with 256 levels, and has the model's size. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "unflip.h"
+#include <unflip.h>
 
 static int fail(const char* what) {
   fprintf(stderr, "classify: %s\n", what);
@@ -28,27 +26,14 @@ static int read_number(FILE* file) {
   return digits > 0 && isspace(c) ? number : -1;
 }
 
-/* Finds "name":[a,b,...] in the file's JSON and reads count numbers. */
-static int read_list(const char* json, const char* name, double* numbers, int count) {
-  const char* at = strstr(json, name);
-  if (at == NULL || (at = strchr(at, '[')) == NULL) return 0;
-  for (int i = 0; i < count; i++) {
-    char* end;
-    numbers[i] = strtod(at + 1, &end);
-    if (end == at + 1) return 0;
-    at = end;
-  }
-  return 1;
-}
-
-/* Pixels as C x H x W, normalized as the file specifies: (pixel / 255 - mean) / std. */
-static float* read_image(const char* path, const int shape[3], const char* preprocess) {
+/* Pixels as C x H x W, normalized as the file specifies. */
+static float* read_image(const char* path, const unflip_model* model) {
+  int shape[3];
+  double mean[3], deviation[3];
+  if (unflip_input_shape(model, shape) != 0) return fail(unflip_error()), NULL;
   const int channels = shape[0], height = shape[1], width = shape[2];
-  double mean[3] = {0, 0, 0}, deviation[3] = {1, 1, 1};
   if (channels != 1 && channels != 3) return fail("this model takes no image of 1 or 3 channels"), NULL;
-  if (strcmp(preprocess, "null") != 0 &&
-      !(read_list(preprocess, "\"mean\"", mean, channels) && read_list(preprocess, "\"std\"", deviation, channels)))
-    return fail("the model's preprocessing cannot be read"), NULL;
+  if (unflip_preprocess(model, mean, deviation) != 0) return fail(unflip_error()), NULL;
   FILE* file = fopen(path, "rb");
   if (file == NULL) return fail("the image cannot be opened"), NULL;
   char magic[2] = {0, 0};
@@ -72,22 +57,15 @@ static float* read_image(const char* path, const int shape[3], const char* prepr
   return values;
 }
 
-/* Prints label number `index` of a JSON list of strings, as written there, or the number if there is no label. */
-static void print_label(const char* labels, int index) {
-  const char* at = strchr(labels, '"');
-  for (int i = 0; at != NULL; i++) {
-    const char* end = at + 1;
-    while (*end != '"') end += *end == '\\' ? 2 : 1;
-    if (i == index) {
-      char label[200], shown[4 * sizeof label]; /* a terminal must not interpret text from a file */
-      snprintf(label, sizeof label, "%.*s", (int)(end - at - 1), at + 1);
-      unflip_printable(label, shown, sizeof shown);
-      printf("%s", shown);
-      return;
-    }
-    at = strchr(end + 1, '"');
+/* Prints the name of a class, or its number if the file has no names. */
+static void print_label(const unflip_model* model, int index) {
+  char shown[200]; /* a terminal must not interpret text from a file */
+  if (index >= unflip_labels(model)) {
+    printf("class %d", index);
+    return;
   }
-  printf("class %d", index);
+  unflip_printable(unflip_label(model, index), shown, sizeof shown);
+  printf("%s", shown);
 }
 
 static void print_best(const unflip_model* model, float* outputs, int classes) {
@@ -96,7 +74,7 @@ static void print_best(const unflip_model* model, float* outputs, int classes) {
     for (int i = 1; i < classes; i++)
       if (outputs[i] > outputs[best]) best = i;
     printf("%10.4f  ", (double)outputs[best]);
-    print_label(unflip_labels(model), best);
+    print_label(model, best);
     printf("\n");
     outputs[best] = -3.4e38f;
   }
@@ -106,14 +84,13 @@ int main(int count, char** arguments) {
   if (count != 3) return fail("usage: classify MODEL.unflip IMAGE.ppm");
   unflip_model* model = unflip_load(arguments[1], 1, NULL);
   if (model == NULL) return fail(unflip_error());
-  int in[3], out[3], failed = 1;
-  unflip_input_shape(model, in);
+  int out[3], failed = 1;
   if (unflip_output_shape(model, out) != 0) { /* several outputs, such as a detector's: not only class scores */
     fail(unflip_error());
     unflip_free(model);
     return 1;
   }
-  float* input = read_image(arguments[2], in, unflip_preprocess(model));
+  float* input = read_image(arguments[2], model);
   float* output = malloc(sizeof(float) * (size_t)out[0] * (size_t)out[1] * (size_t)out[2]);
   if (input != NULL && output != NULL) {
     failed = unflip_run(model, input, 1, output);

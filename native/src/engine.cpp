@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -35,9 +36,11 @@ void release(uint8_t* data) { std::free(data); }
 // Memory aligned for vectors and cache lines.
 class AlignedBytes {
  public:
-  explicit AlignedBytes(size_t size) : data_(allocate(64, (size + 127) / 64 * 64)) {
+  explicit AlignedBytes(int64_t size, uint8_t content = 0) {
+    const int64_t whole = round_up(std::max<int64_t>(size, 1), 64);
+    data_ = allocate(64, static_cast<size_t>(whole));
     if (!data_) throw std::bad_alloc();
-    std::fill(data_, data_ + (size + 127) / 64 * 64, uint8_t{0});
+    std::fill(data_, data_ + whole, content);
   }
   ~AlignedBytes() { release(data_); }
   AlignedBytes(const AlignedBytes&) = delete;
@@ -48,19 +51,44 @@ class AlignedBytes {
   uint8_t* data_;
 };
 
-// The buffers of one image.
-struct Arena {
-  AlignedBytes memory;
-  std::vector<float*> values;
-  std::vector<uint8_t*> codes;
+// Bytes of the parts of an arena: the values, then these.
+struct ArenaSizes {
+  int64_t scratch = 0, thread_scratch = 0;
+  int threads = 1;
+};
 
-  Arena(const Plan& plan, int64_t bytes) : memory(bytes) {
+// The buffers of one image.
+class Arena {
+ public:
+  Arena(const Plan& plan, const ArenaSizes& sizes, Layout layout) : separate_(layout == Layout::Separate) {
+    const int64_t bytes = plan.bytes + sizes.scratch + sizes.threads * sizes.thread_scratch + kSlack;
+    if (!separate_) blocks_.push_back(std::make_unique<AlignedBytes>(bytes));
     for (size_t v = 0; v < plan.values.size(); v++) {
-      uint8_t* place = plan.offset[v] < 0 ? nullptr : memory.data() + plan.offset[v];
+      uint8_t* place = plan.offset[v] < 0 ? nullptr : part(plan.offset[v], plan.size[v]);
       values.push_back(plan.values[v].code ? nullptr : reinterpret_cast<float*>(place));
       codes.push_back(plan.values[v].code ? place : nullptr);
     }
+    scratch = part(plan.bytes, sizes.scratch);
+    for (int t = 0; t < sizes.threads; t++)
+      thread_scratch.push_back(part(plan.bytes + sizes.scratch + t * sizes.thread_scratch, sizes.thread_scratch));
   }
+
+  std::vector<float*> values;
+  std::vector<uint8_t*> codes;
+  uint8_t* scratch;
+  std::vector<uint8_t*> thread_scratch;
+
+ private:
+  static constexpr int64_t kSlack = 64;  // so that a vector may also be read at the end of the last part
+
+  uint8_t* part(int64_t offset, int64_t bytes) {
+    if (!separate_) return blocks_[0]->data() + offset;
+    blocks_.push_back(std::make_unique<AlignedBytes>(bytes, uint8_t{0xFF}));
+    return blocks_.back()->data();
+  }
+
+  bool separate_;
+  std::vector<std::unique_ptr<AlignedBytes>> blocks_;
 };
 
 // The samples of a batch: floats, or pixels 0 .. 255.
@@ -85,16 +113,17 @@ class EngineImpl : public Engine {
       give_up_weights(graph_.ops[planned.op].conv);
     }
     for (Op& op : graph_.ops) give_up_weights(op.conv);  // those of ops that no output needs
+    sizes_.threads = threads_;
     for (const auto& task : tasks_) {
-      scratch_bytes_ = std::max(scratch_bytes_, round_up(task->scratch_bytes, 64));
-      thread_scratch_bytes_ = std::max(thread_scratch_bytes_, round_up(task->thread_scratch_bytes, 64));
+      sizes_.scratch = std::max(sizes_.scratch, round_up(task->scratch_bytes, 64));
+      sizes_.thread_scratch = std::max(sizes_.thread_scratch, round_up(task->thread_scratch_bytes, 64));
     }
-    arena_bytes_ = plan_.bytes + scratch_bytes_ + threads_ * thread_scratch_bytes_;
+    arena_bytes_ = plan_.bytes + sizes_.scratch + threads_ * sizes_.thread_scratch;
   }
 
-  std::unique_ptr<Workspace> workspace() const override {
+  std::unique_ptr<Workspace> workspace(Layout layout) const override {
     auto workspace = std::make_unique<EngineWorkspace>();
-    for (int i = 0; i < arenas(); i++) workspace->arenas.push_back(std::make_unique<Arena>(plan_, arena_bytes_));
+    for (int i = 0; i < arenas(); i++) workspace->arenas.push_back(std::make_unique<Arena>(plan_, sizes_, layout));
     return workspace;
   }
 
@@ -180,15 +209,21 @@ class EngineImpl : public Engine {
                           std::move(pool_epilogue), kernels_, threads_);
   }
 
-  // Folds a factor that directly follows into the scales of the weights.
+  // Folds a factor that directly follows into the scales of the weights, unless a product overflows: a sum of 0 would become NaN.
   static void fold_scale(Convolution& conv, std::vector<Step>& steps) {
     if (steps.empty() || steps[0].kind != StepKind::Affine || steps[0].scale.empty()) return;
-    const std::vector<float> scale = std::move(steps[0].scale);
-    steps[0].scale.clear();
-    auto factor = [&](int filter) { return scale[scale.size() == 1 ? 0 : filter]; };
-    for (size_t i = 0; i < conv.scales.size(); i++) conv.scales[i] *= factor(static_cast<int>(i % conv.filters));
     if (conv.offset.size() == 1) conv.offset.resize(conv.filters, conv.offset[0]);
-    for (size_t o = 0; o < conv.offset.size(); o++) conv.offset[o] *= factor(static_cast<int>(o));
+    const std::vector<float>& scale = steps[0].scale;
+    auto factor = [&](size_t i) { return scale[scale.size() == 1 ? 0 : i % conv.filters]; };
+    auto finite = [&](const std::vector<float>& numbers) {
+      for (size_t i = 0; i < numbers.size(); i++)
+        if (!std::isfinite(numbers[i] * factor(i))) return false;
+      return true;
+    };
+    if (!finite(conv.scales) || !finite(conv.offset)) return;
+    for (size_t i = 0; i < conv.scales.size(); i++) conv.scales[i] *= factor(i);
+    for (size_t i = 0; i < conv.offset.size(); i++) conv.offset[i] *= factor(i);
+    steps[0].scale.clear();
   }
 
   // Monotone steps commute with a max pool, to the last bit, because rounding never changes an order. So they can run after the
@@ -227,9 +262,8 @@ class EngineImpl : public Engine {
     context.pool = pool;
     context.values = arena.values.data();
     context.codes = arena.codes.data();
-    context.scratch = arena.memory.data() + plan_.bytes;
-    context.thread_scratch = context.scratch + scratch_bytes_;
-    context.thread_scratch_bytes = thread_scratch_bytes_;
+    context.scratch = arena.scratch;
+    context.thread_scratch = arena.thread_scratch.data();
     if (input.pixels)
       context.pixels = input.pixels + i * graph_.input.size();
     else
@@ -289,7 +323,8 @@ class EngineImpl : public Engine {
   Plan plan_;
   bool takes_pixels_;
   std::vector<std::unique_ptr<Task>> tasks_;  // one for each of plan_.ops
-  int64_t scratch_bytes_ = 0, thread_scratch_bytes_ = 0, arena_bytes_ = 0;
+  ArenaSizes sizes_;
+  int64_t arena_bytes_ = 0;
 };
 
 }  // namespace

@@ -16,6 +16,11 @@ struct Kernels;
 // The instruction sets that this build contains and this CPU supports, best first. "portable" is always among them.
 std::vector<std::string> instruction_sets();
 
+// How the buffers of a run are laid out. Shared: in one block, where later values take the place of earlier ones. Separate: each
+// value and each scratch is an allocation of exactly its size, filled with NaN. Tests compare both, and sanitizers see a value that
+// runs into the next one.
+enum class Layout { Shared, Separate };
+
 // The buffers of one run. Only one run at a time may use a workspace.
 class Workspace {
  public:
@@ -33,7 +38,7 @@ class Engine {
   static std::unique_ptr<Engine> create(Graph graph, const Kernels& kernels, int threads);
   virtual ~Engine() = default;
 
-  virtual std::unique_ptr<Workspace> workspace() const = 0;
+  virtual std::unique_ptr<Workspace> workspace(Layout layout = Layout::Shared) const = 0;
 
   // input: batch x C x H x W floats. outputs: for each output of the graph, space for batch samples. Never throws.
   // pool: null to use only this thread. seconds: null, or one double per op, to which the time spent in the op is added.

@@ -23,6 +23,7 @@ constexpr int64_t kMaxWeights = int64_t{1} << 24;   // of a filter: sums of as m
 constexpr int64_t kMaxByteWeights = int64_t{1} << 16;  // of a filter: sums of as many products of bytes fit 32 bits
 constexpr int64_t kMaxBases = 64;
 constexpr size_t kMaxName = 4096;
+constexpr size_t kLabelBytes = 128;  // a string in a vector that grows, and its own block
 constexpr int kMaxPlanes = 8, kMaxSteps = 255;
 constexpr size_t kMaxInputs = 4096, kMaxOpSteps = 256, kMaxOutputs = 4096;
 
@@ -215,8 +216,6 @@ class Loader {
       if (used_.count(name) == 0) throw std::runtime_error("tensor '" + name.substr(0, 100) + "': nothing in the graph uses it");
   }
 
-  std::string raw(const Json& value) const { return container_.graph.substr(value.begin, value.end - value.begin); }
-
   // --- the graph's own fields
 
   void read_input(const Json& json) {
@@ -228,7 +227,6 @@ class Loader {
     if (!fits(graph_.input)) fields.fail("more than 2^28 elements: " + text_of(graph_.input));
     const Json& preprocess = fields.required("preprocess");
     if (preprocess.type != Json::Type::Null) read_preprocess(preprocess);
-    graph_.preprocess = raw(preprocess);
     fields.finish();
   }
 
@@ -236,11 +234,22 @@ class Loader {
     Fields fields(container_.graph, json, "preprocess");
     const size_t channels = static_cast<size_t>(graph_.input.channels);
     const std::string right = std::to_string(channels) + " numbers, one per channel";
-    graph_.mean = fields.numbers("mean", right, channels, channels);
-    graph_.std = fields.numbers("std", right, channels, channels);
-    for (float deviation : graph_.std)
+    fields.numbers("mean", right, channels, channels);
+    for (float deviation : fields.numbers("std", right, channels, channels))
       if (!(deviation > 0)) fields.wrong("std", "numbers above 0");
+    bytes_ += 2 * Size(graph_.input.channels) * sizeof(double);
+    if (!measuring_) {
+      graph_.mean = doubles(fields.required("mean"));
+      graph_.deviation = doubles(fields.required("std"));
+    }
     fields.finish();
+  }
+
+  static std::vector<double> doubles(const Json& list) {
+    std::vector<double> numbers;
+    numbers.reserve(list.items.size());
+    for (const Json& item : list.items) numbers.push_back(item.number);
+    return numbers;
   }
 
   // 'output' is one value. 'outputs' are values with names, and 'structure' is their container.
@@ -275,7 +284,6 @@ class Loader {
 
   void read_labels(Fields& fields) {
     const Json& labels = fields.required("labels");
-    graph_.labels = raw(labels);
     if (labels.type == Json::Type::Null) return;
     std::string channels;
     bool fitting = false;
@@ -287,8 +295,12 @@ class Loader {
     const std::string right =
         "null or " + channels + " strings, one for each channel of " + (graph_.outputs.size() == 1 ? "the output" : "an output");
     if (labels.type != Json::Type::Array || !fitting) fields.wrong("labels", right);
-    for (const Json& label : labels.items)
+    for (const Json& label : labels.items) {
       if (label.type != Json::Type::String) fields.wrong("labels", right);
+      if (label.string.find('\0') != std::string::npos) fields.fail("a label must not contain a NUL");
+      bytes_ += static_cast<int64_t>(kLabelBytes + label.string.size());
+      if (!measuring_) graph_.labels.push_back(label.string);
+    }
   }
 
   // Where an imported network comes from: texts for people, which nothing here uses.

@@ -142,8 +142,8 @@ struct Graph {
   std::vector<Op> ops;          // ops[i] makes value i + 1
   std::vector<Output> outputs;  // at least one; for Structure::Tensor one named "output"
   Structure structure = Structure::Tensor;
-  std::string preprocess, labels;  // JSON text from the file, "null" if missing
-  std::vector<float> mean, std;    // of `preprocess`; empty if missing
+  std::vector<double> mean, deviation;  // of the input's channels; empty if the file has no preprocessing
+  std::vector<std::string> labels;      // empty if the file has none
 
   const Shape& shape(int value) const { return value == 0 ? input : ops[value - 1].shape; }
   const Shape& output_shape(size_t output) const { return shape(outputs[output].value); }

@@ -15,7 +15,7 @@ struct Limits {
 // Upper bounds.
 struct Needs {
   Size load_memory;  // the peak of loading: the file, its JSON, the graph and packed weights
-  Size run_memory;   // the buffers of one run
+  Size run_memory;   // the buffers of one run, and one sample of input and outputs
   Size load_work;    // packing the weights
   Size run_work;     // one sample
 

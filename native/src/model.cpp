@@ -1,4 +1,5 @@
 // The C API (unflip.h): files, errors as text, and workspaces for many threads that run one model at the same time.
+// More than 400 lines, because every function of the header is here, and most of them are short.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -43,19 +45,32 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr uintmax_t kMaxFile = uintmax_t{1} << 31;
 
-thread_local std::string error_text;
+thread_local char error_text[8192];  // not a string: keeping an error must not need memory
+
+// Text that does not fit is cut, but not within a character.
+void keep_error(std::string_view text) {
+  size_t size = std::min(text.size(), sizeof error_text - 1);
+  if (size < text.size())
+    while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
+  text.copy(error_text, size);
+  error_text[size] = '\0';
+}
 
 // Calls an action that may throw and keeps its error as text.
 template <typename Result, typename Action>
 Result guarded(Result on_error, Action action) noexcept {
   try {
-    return action();
+    try {
+      return action();
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      keep_error(unflip::printable(error.what()));  // it may quote the file
+    }
   } catch (const std::bad_alloc&) {
-    error_text = "not enough memory";
-  } catch (const std::exception& error) {
-    error_text = unflip::printable(error.what());  // it may quote the file
+    keep_error("not enough memory");
   } catch (...) {
-    error_text = "unknown error";
+    keep_error("unknown error");
   }
   return on_error;
 }
@@ -198,6 +213,7 @@ void check_arguments(const unflip_model* model, const void* input, int batch, fl
   if (batch < 1) fail("the batch must be 1 or more, not " + std::to_string(batch));
 }
 
+// seconds: null to measure no times.
 int run_outputs(unflip_model* model, const float* input, int batch, float* const* outputs, double* seconds) {
   return guarded(1, [&] {
     check_arguments(model, input, batch, outputs);
@@ -217,9 +233,22 @@ int run(unflip_model* model, const float* input, int batch, float* output, doubl
   return wrong ? wrong : run_outputs(model, input, batch, &output, seconds);
 }
 
+int refuse_null_seconds() {
+  return guarded(1, []() -> int { fail("seconds must not be NULL"); });
+}
+
 void copy_shape(const unflip::Shape& from, int shape[3]) {
   if (shape == nullptr) fail("shape must not be NULL");
   shape[0] = from.channels, shape[1] = from.height, shape[2] = from.width;
+}
+
+// Element number `index`. what: "op", for messages.
+template <typename Elements>
+const auto& checked(const Elements& elements, int index, const std::string& what) {
+  if (index < 0 || static_cast<size_t>(index) >= elements.size())
+    fail(what + " " + std::to_string(index) + " does not exist: there are " + std::to_string(elements.size()) +
+         ", numbered from 0");
+  return elements[static_cast<size_t>(index)];
 }
 
 // A property of a model, or `on_error` if the model is NULL.
@@ -235,7 +264,7 @@ Result property(const unflip_model* model, Result on_error, Get get) noexcept {
 
 extern "C" {
 
-const char* unflip_error(void) { return error_text.c_str(); }
+const char* unflip_error(void) { return error_text; }
 const char* unflip_version(void) { return UNFLIP_VERSION; }
 
 unflip_model* unflip_load(const char* path, int threads, const unflip_limits* limits) {
@@ -301,27 +330,24 @@ int unflip_outputs(const unflip_model* model) {
 
 const char* unflip_output_name(const unflip_model* model, int output) {
   return property(model, "", [&](const unflip_model& m) {
-    const auto& outputs = m.engine->graph().outputs;
-    return output >= 0 && static_cast<size_t>(output) < outputs.size() ? outputs[static_cast<size_t>(output)].name.c_str() : "";
+    return checked(m.engine->graph().outputs, output, "output").name.c_str();
   });
 }
 
 int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]) {
   return property(model, 1, [&](const unflip_model& m) {
     copy_shape({}, shape);
-    const int count = unflip_outputs(&m);
-    if (output < 0 || output >= count)
-      fail("output must be 0 .. " + std::to_string(count - 1) + ", not " + std::to_string(output));
-    copy_shape(m.engine->graph().output_shape(static_cast<size_t>(output)), shape);
+    const unflip::Graph& graph = m.engine->graph();
+    copy_shape(graph.shape(checked(graph.outputs, output, "output").value), shape);
     return 0;
   });
 }
 
 int unflip_output_dims(const unflip_model* model, int output) {
   return property(model, 0, [&](const unflip_model& m) {
-    int shape[3];
-    if (unflip_shape_of_output(&m, output, shape) != 0) return 0;
-    return shape[1] == 1 && shape[2] == 1 && !m.engine->graph().outputs[static_cast<size_t>(output)].pixels ? 1 : 3;
+    const unflip::Output& found = checked(m.engine->graph().outputs, output, "output");
+    const unflip::Shape& shape = m.engine->graph().shape(found.value);
+    return shape.height == 1 && shape.width == 1 && !found.pixels ? 1 : 3;
   });
 }
 
@@ -340,6 +366,7 @@ int unflip_run(unflip_model* model, const float* input, int batch, float* output
 }
 
 int unflip_profile(unflip_model* model, const float* input, int batch, float* output, double* seconds) {
+  if (seconds == nullptr) return refuse_null_seconds();
   return run(model, input, batch, output, seconds, "unflip_profile_outputs");
 }
 
@@ -348,6 +375,7 @@ int unflip_run_outputs(unflip_model* model, const float* input, int batch, float
 }
 
 int unflip_profile_outputs(unflip_model* model, const float* input, int batch, float* const* outputs, double* seconds) {
+  if (seconds == nullptr) return refuse_null_seconds();
   return run_outputs(model, input, batch, outputs, seconds);
 }
 
@@ -371,17 +399,31 @@ int unflip_ops(const unflip_model* model) {
 }
 
 const char* unflip_op_name(const unflip_model* model, int op) {
-  return property(model, "", [&](const unflip_model& m) {
-    return op >= 0 && static_cast<size_t>(op) < m.names.size() ? m.names[static_cast<size_t>(op)].c_str() : "";
+  return property(model, "", [&](const unflip_model& m) { return checked(m.names, op, "op").c_str(); });
+}
+
+int unflip_labels(const unflip_model* model) {
+  return property(model, 0, [](const unflip_model& m) { return m.engine->graph().labels.size(); });
+}
+
+const char* unflip_label(const unflip_model* model, int label) {
+  return property(model, "", [&](const unflip_model& m) { return checked(m.engine->graph().labels, label, "label").c_str(); });
+}
+
+int unflip_has_preprocess(const unflip_model* model) {
+  return property(model, 0, [](const unflip_model& m) { return !m.engine->graph().mean.empty(); });
+}
+
+int unflip_preprocess(const unflip_model* model, double* mean, double* deviation) {
+  return property(model, 1, [&](const unflip_model& m) {
+    if (mean == nullptr || deviation == nullptr) fail("mean and deviation must not be NULL");
+    const unflip::Graph& graph = m.engine->graph();
+    std::fill(mean, mean + graph.input.channels, 0.0);
+    std::fill(deviation, deviation + graph.input.channels, 1.0);
+    std::copy(graph.mean.begin(), graph.mean.end(), mean);
+    std::copy(graph.deviation.begin(), graph.deviation.end(), deviation);
+    return 0;
   });
-}
-
-const char* unflip_preprocess(const unflip_model* model) {
-  return property(model, "", [](const unflip_model& m) { return m.engine->graph().preprocess.c_str(); });
-}
-
-const char* unflip_labels(const unflip_model* model) {
-  return property(model, "", [](const unflip_model& m) { return m.engine->graph().labels.c_str(); });
 }
 
 const char* unflip_isa(const unflip_model* model) {

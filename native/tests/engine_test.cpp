@@ -1092,7 +1092,8 @@ bool within_needs(const Graph& graph, const std::string& isa, int threads) {
   return false;
 }
 
-// The outputs of a graph on all instruction sets, with one and three threads, concatenated. Empty if they differ.
+// The outputs of a graph on all instruction sets, with one and three threads and both layouts of memory, concatenated. Empty if
+// they differ.
 std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, int batch, Random& r) {
   static ThreadPool pool(3);
   std::vector<float> first;
@@ -1100,7 +1101,7 @@ std::vector<float> run_all(const Graph& graph, const std::vector<float>& input, 
     for (int threads : {1, 3}) {
       if (!within_needs(graph, isa, threads)) return {};
       std::unique_ptr<Engine> engine = Engine::create(graph, isa, threads);
-      auto workspace = engine->workspace();
+      auto workspace = engine->workspace(threads > 1 ? Layout::Separate : Layout::Shared);
       std::vector<float> output(output_size(graph) * batch, -77.f);
       std::vector<float*> places = {output.data()};
       for (size_t o = 0; o + 1 < graph.outputs.size(); o++) places.push_back(places[o] + graph.output_shape(o).size() * batch);
@@ -1369,7 +1370,7 @@ bool check_bytes() {
     image.shape = b.graph.input;
     for (int c = 0; c < channels; c++) {
       const float mean = std::fabs(r.real()), deviation = 0.1f + std::fabs(r.real());
-      b.graph.mean.push_back(mean), b.graph.std.push_back(deviation);
+      b.graph.mean.push_back(mean), b.graph.deviation.push_back(deviation);
       image.range.scale.push_back(255 * deviation), image.range.shift.push_back(255 * mean);
       image.range.zero.push_back(static_cast<uint8_t>(std::nearbyint(255 * mean)));
     }
@@ -1389,7 +1390,8 @@ bool check_bytes() {
     for (size_t k = 0; k < pixels.size(); k++) {
       const int64_t c = static_cast<int64_t>(k) / plane;
       pixels[k] = static_cast<uint8_t>(largest ? (i == 1 ? 0 : 255) : r.in(0, 255));
-      input.push_back((static_cast<float>(pixels[k]) / 255.f - b.graph.mean[c]) / b.graph.std[c]);
+      const float mean = static_cast<float>(b.graph.mean[c]), deviation = static_cast<float>(b.graph.deviation[c]);
+      input.push_back((static_cast<float>(pixels[k]) / 255.f - mean) / deviation);
       whole.push_back(pixels[k] - image.range.zero[c]);
     }
     const std::vector<float> output = run_all(b.graph, input, 1, r), expected = whole_conv(b.graph, whole);

@@ -252,3 +252,8 @@ def test_more_features_than_pixels_along_a_side(tmp_path):
 def test_labels_are_not_one_string():
     with pytest.raises(CannotPack, match="labels='abcde' must be a list of strings"):
         make_packed(nn.Conv2d(4, 5, 1), IMAGE, labels="abcde")
+
+
+def test_a_label_has_no_nul():
+    with pytest.raises(CannotPack, match=r"label 'e\\x00' contains a NUL"):
+        make_packed(nn.Conv2d(4, 5, 1), IMAGE, labels=[*"abcd", "e\0"])

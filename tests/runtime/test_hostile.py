@@ -402,6 +402,7 @@ GRAPHS: list[Case] = [
     ("residual", "'labels' is missing", lambda g: g.pop("labels")),
     ("residual", "'labels' must be null or 4 strings", top("labels", ["a"])),
     ("residual", "'labels' must be null or 4 strings", top("labels", [1, 2, 3, 4])),
+    ("residual", "a label must not contain a NUL", top("labels", ["a", "b", "c", "d\0"])),
     ("residual", "'source' must be an object of strings", top("source", ["a"])),
     ("residual", "'source' must be an object of strings", top("source", {"a": 1})),
     ("residual", "'source' must be an object of strings", top("source", {"a": "b" * 5000})),

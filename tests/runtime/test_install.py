@@ -281,8 +281,7 @@ def test_the_c_example(
     assert len(lines) == 4
     values = [float(line.split()[0]) for line in lines]
     assert np.allclose(values, sorted(result, reverse=True), atol=1e-4)
-    # Labels are printed as JSON has them, so only those of ASCII are looked for.
-    assert lines[list(np.argsort(-result)).index(0)].split()[1] == "cat"
+    assert [line.split()[1] for line in lines] == [model.labels[i] for i in np.argsort(-result)]
 
 
 @pytest.mark.parametrize(

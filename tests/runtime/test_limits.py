@@ -1,4 +1,7 @@
-"""Limits on memory and work: they are computed before memory is allocated, they hold, and real networks pass."""
+"""Limits on memory and work: they are computed before memory is allocated, they hold, and real networks pass.
+
+More than 400 lines, because every limit is tested with its own kind of file.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ class Net:
 
     def __init__(self, *shape: int) -> None:
         self.shape, self.ops, self.tensors = list(shape), [], {}  # type: ignore[var-annotated]
+        self.returned: dict[str, Any] = {}  # instead of the last value
 
     def keep(self, tensor: Any) -> str:
         self.tensors[f"t{len(self.tensors)}"] = np.asarray(tensor)
@@ -51,8 +55,8 @@ class Net:
 
     def packed(self) -> Packed:
         source = {"shape": self.shape, "preprocess": None}
-        graph = {"input": source, "ops": self.ops, "output": len(self.ops), "labels": None}
-        return Packed(graph, self.tensors)
+        returned = self.returned or {"output": len(self.ops)}
+        return Packed({"input": source, "ops": self.ops, "labels": None, **returned}, self.tensors)
 
     def data(self) -> bytes:
         return to_bytes(self.packed())
@@ -129,6 +133,24 @@ def test_a_pool_of_2_to_the_32_pixels(
         assert (found == 2.0**-32).all()
 
 
+def test_scales_whose_product_overflows(
+    instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A factor behind a convolution is multiplied into its scales. The product was infinite, and 0 times it NaN."""
+    net = Net(2, 1, 1)
+    affine = {"step": "affine", "scale": net.keep(np.full(1, 1e30, F32))}
+    fields = {
+        "bits": net.keep(np.array([1], np.uint8)),
+        "scales": net.keep(np.full((1, 1), 1e30, F32)),
+    }
+    net.conv(net.quantize(0), (1, 2, 1, 1), **fields, steps=[affine])
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        found = np.empty((1, 1, 1, 1), F32)
+        Network.from_bytes(net.data(), 1).run(np.ones((1, 2, 1, 1), F32), found)
+        assert found == 0
+
+
 def large_codes() -> Net:
     """Every binary convolution has a table of its pixels."""
     net = Net(1, 16_384, 16_384)
@@ -179,8 +201,18 @@ def large_borders() -> Net:
     return net
 
 
+def many_outputs() -> Net:
+    """One value returned 60 times: 60 arrays of 64 MiB."""
+    net = Net(1, 1, 1)
+    value = net.op("upsample", 0, factor=[4096, 4096])
+    net.returned = {"outputs": [{"name": str(i), "value": value} for i in range(60)]}
+    net.returned["structure"] = "tuple"
+    return net
+
+
 @pytest.mark.parametrize(
-    "made", [large_codes, dense_weights, large_value, many_thresholds, large_borders]
+    "made",
+    [large_codes, dense_weights, large_value, many_thresholds, large_borders, many_outputs],
 )
 def test_memory_is_refused_before_it_is_allocated(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "large.unflip"
@@ -209,8 +241,8 @@ try:
     model = unflip.load(sys.argv[1], threads=int(sys.argv[2]) if len(sys.argv) > 2 else 1)
     text, loading, kept = str(model.memory_needed), field("VmHWM") - before, field("VmRSS") - before
     x = np.ones((1, *model.input_shape), np.float32)
-    before = reset() + 4 * sum(int(np.prod(shape)) for shape in model.output_shapes.values())
-    model(x)
+    before = reset() - x.nbytes
+    outputs = model(x)
     peak = max(loading, kept + field("VmHWM") - before)
 except ValueError as error:
     text, peak = str(error), field("VmHWM") - before

@@ -277,12 +277,14 @@ bool takes_pixels(const Graph& graph) {
     if (std::find(op.inputs.begin(), op.inputs.end(), 0) == op.inputs.end()) continue;
     if (op.kind != OpKind::ToBytes) return false;
     found = true;
-    for (int c = 0; c < graph.input.channels; c++)
+    for (int c = 0; c < graph.input.channels; c++) {
+      const float mean = static_cast<float>(graph.mean[c]), deviation = static_cast<float>(graph.deviation[c]);
       for (int n = 0; n < kLevels; n++) {
-        const float x = (static_cast<float>(n) / 255.f - graph.mean[c]) / graph.std[c];
+        const float x = (static_cast<float>(n) / 255.f - mean) / deviation;
         const float place = x * at(op.range.scale, c) + at(op.range.shift, c);
         if (!(place > static_cast<float>(n) - 0.5f && place < static_cast<float>(n) + 0.5f)) return false;
       }
+    }
   }
   return found;
 }

@@ -375,6 +375,8 @@ Size run_work(const Graph& graph, const Plan& plan) {
 Needs engine_needs(const Graph& graph, const Kernels& kernels, int threads) {
   Estimate estimate(graph, kernels, threads);
   Needs needs = estimate.needs();
+  needs.run_memory += kFloat * Size(graph.input.size());
+  for (size_t o = 0; o < graph.outputs.size(); o++) needs.run_memory += kFloat * Size(graph.output_shape(o).size());
   needs.run_work = run_work(graph, estimate.plan());
   return needs;
 }

@@ -183,6 +183,7 @@ class Planner {
   // The memory of a value is reused after its last reader has run.
   void place_values() {
     plan_.offset.assign(count() + 1, -1);
+    plan_.size.assign(count() + 1, 0);
     std::vector<int> last_reader(count() + 1, -1);
     const int steps = static_cast<int>(plan_.ops.size());
     for (int i = 0; i < steps; i++) {
@@ -198,17 +199,18 @@ class Planner {
       if (plan_.ops[i].emits.value >= 0) take(plan_.ops[i].emits.value);
       if (plan_.ops[i].emits.code >= 0) take(plan_.ops[i].emits.code);
       for (int v : ends[i])
-        if (plan_.offset[v] >= 0) give_back(plan_.offset[v], bytes_of(v));
+        if (plan_.offset[v] >= 0) give_back(plan_.offset[v], plan_.size[v]);
     }
   }
 
   // The smallest hole that is large enough (the first of those), or the end.
   void take(int value) {
-    const int64_t bytes = bytes_of(value);
+    const int64_t bytes = plan_.size[value] = bytes_of(value);
     const auto best = by_size_.lower_bound({bytes, 0});
     if (best == by_size_.end()) {
       plan_.offset[value] = plan_.bytes;
       plan_.bytes = (Size(plan_.bytes) + bytes).value();
+      if (plan_.bytes == Size::kMost) throw std::runtime_error("its values need more than 2^63 bytes of memory");
       return;
     }
     const auto [size, offset] = *best;

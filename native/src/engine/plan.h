@@ -20,7 +20,8 @@ struct Plan {
   std::vector<PlannedOp> ops;
   std::vector<ValueInfo> values;
   std::vector<int64_t> offset;  // of each value in the arena, or -1
-  int64_t bytes = 0;
+  std::vector<int64_t> size;    // of each value that has an offset, in bytes
+  int64_t bytes = 0;            // of the arena
 };
 
 Plan make_plan(const Graph& graph, const Kernels& kernels);

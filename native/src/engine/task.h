@@ -26,10 +26,9 @@ struct RunContext {
   uint8_t* const* codes = nullptr;  // by number
   const uint8_t* pixels = nullptr;  // the input if it is given as C x H x W pixels instead of floats
   uint8_t* scratch = nullptr;
-  uint8_t* thread_scratch = nullptr;
-  int64_t thread_scratch_bytes = 0;
+  uint8_t* const* thread_scratch = nullptr;  // by number of the thread
 
-  uint8_t* scratch_of(int thread) const { return thread_scratch + thread * thread_scratch_bytes; }
+  uint8_t* scratch_of(int thread) const { return thread_scratch[thread]; }
 };
 
 class Task {

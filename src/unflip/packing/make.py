@@ -132,6 +132,9 @@ def _checked_labels(labels: Sequence[str] | None, outputs: list[Tensor]) -> list
             f"labels={labels!r} must be a list of strings, one per class, not a string"
         )
     names = [str(label) for label in labels]
+    for name in names:
+        if "\0" in name:
+            raise CannotPack(f"the label {name!r} contains a NUL, which C strings cannot have")
     channels = [output.shape[1] for output in outputs]
     if len(names) in channels:
         return names

@@ -18,7 +18,9 @@ import numpy as np
 Shape = tuple[int, int, int]
 
 NAMES = {"darwin": "libunflip.dylib", "win32": "unflip.dll"}
-NAME = NAMES.get(sys.platform, "libunflip.so")
+NAME = NAMES.get(
+    sys.platform, "libunflip.so.0"
+)  # the number is UNFLIP_ABI in native/CMakeLists.txt
 
 Three = c_int * 3
 MOST_SAMPLES = 2**31 - 1
@@ -51,8 +53,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "profile_outputs": (c_int, c_void_p, c_void_p, c_int, POINTER(c_void_p), POINTER(c_double)),
     "takes_pixels": (c_int, c_void_p),
     "run_pixels": (c_int, c_void_p, c_void_p, c_int, POINTER(c_void_p), POINTER(c_double)),
-    "preprocess": (c_char_p, c_void_p),
-    "labels": (c_char_p, c_void_p),
+    "has_preprocess": (c_int, c_void_p),
+    "preprocess": (c_int, c_void_p, POINTER(c_double), POINTER(c_double)),
+    "labels": (c_int, c_void_p),
+    "label": (c_char_p, c_void_p, c_int),
     "isa": (c_char_p, c_void_p),
     "threads": (c_int, c_void_p),
 }
@@ -184,12 +188,18 @@ class Network:
         return [_text(_C.unflip_op_name(self._model, i)) for i in range(count)]
 
     @property
-    def preprocess(self) -> str:
-        return _text(_C.unflip_preprocess(self._model))
+    def preprocess(self) -> dict[str, list[float]] | None:
+        if not _C.unflip_has_preprocess(self._model):
+            return None
+        numbers = c_double * self.input_shape[0]
+        mean, std = numbers(), numbers()
+        _C.unflip_preprocess(self._model, mean, std)
+        return {"mean": list(mean), "std": list(std)}
 
     @property
-    def labels(self) -> str:
-        return _text(_C.unflip_labels(self._model))
+    def labels(self) -> list[str] | None:
+        count = _C.unflip_labels(self._model)
+        return [_text(_C.unflip_label(self._model, i)) for i in range(count)] or None
 
     @property
     def isa(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -155,9 +154,9 @@ class Model:
         of a tuple are "0", "1", ... or a namedtuple's fields; the name of a single tensor is "output"."""
         self.structure: str = network.structure
         """The kind of a call's result: "tensor", "tuple" or "dict"."""
-        self.labels: list[str] | None = json.loads(network.labels)
+        self.labels: list[str] | None = network.labels
         """The names of the classes, or None if the file has none."""
-        self.preprocess: dict[str, list[float]] | None = json.loads(network.preprocess)
+        self.preprocess: dict[str, list[float]] | None = network.preprocess
         """{"mean": ..., "std": ...}: the input is ``(pixel / 255 - mean) / std``. None if the file has none."""
         self.takes_pixels: bool = network.takes_pixels
         """Whether images of uint8 may be given instead of normalized floats, as to networks with 8-bit ends. The
@@ -168,7 +167,7 @@ class Model:
         self.ops: tuple[str, ...] = tuple(network.ops)
         """The ops of the network, each as "kind name"."""
         self.memory_needed: int = network.memory_needed
-        """A bound on the bytes for loading the network and running one sample, without input and output."""
+        """A bound on the bytes for loading the network and running one sample, with its input and outputs."""
         self.work_needed: int = network.work_needed
         """A bound on the work for one sample, in units of about a nanosecond."""
 

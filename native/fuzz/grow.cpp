@@ -1,0 +1,473 @@
+#include "grow.h"
+
+#include <cstring>
+#include <iterator>
+#include <numeric>
+#include <stdexcept>
+
+#include "engine.h"
+
+namespace fuzz {
+namespace {
+
+constexpr int kMaxSize = 65'536, kMaxChannels = 1'048'576;
+constexpr int64_t kMaxTensor = 1 << 20;  // elements; larger files would make the fuzzer slow
+constexpr int kThreads = 3;
+
+bool is_kind(Json& op, const char* kind) {
+  const Json* found = op.find("op");
+  return found != nullptr && found->string == kind;
+}
+
+Json empty_list() { return list({}); }
+
+}  // namespace
+
+unflip::Graph load(const Bytes& file, const unflip::Limits& limits, bool check_hash) {
+  unflip::LoadOptions options;
+  options.limits = limits;
+  options.check_hash = check_hash;
+  options.measure = [&](const unflip::Graph& graph, unflip::Size memory) {
+    for (const std::string& isa : unflip::instruction_sets()) {
+      unflip::Needs needs = unflip::Engine::needs(graph, isa, kThreads);
+      needs.load_memory += memory;
+      unflip::check_limits(needs, limits);
+    }
+  };
+  return unflip::load_graph(file.data(), file.size(), options);
+}
+
+Grower::Grower(const Json& input, std::map<std::string, Tensor> tensors, const unflip::Limits& limits, Random& random)
+    : tensors_(std::move(tensors)), limits_(limits), random_(random) {
+  set(draft_.graph, "input", input);
+  set(draft_.graph, "ops", empty_list());
+  set(draft_.graph, "output", number(0));
+  set(draft_.graph, "labels", Json());
+  if (reload()) return;
+  Json small;
+  set(small, "shape", list({double(random.in(1, 9)), double(random.in(1, 9)), double(random.in(1, 9))}));
+  set(small, "preprocess", Json());
+  set(draft_.graph, "input", small);
+  if (!reload()) throw std::runtime_error("the limits are too low for any network");
+}
+
+bool Grower::reload() try {
+  graph_ = load(written(draft_), limits_, false);
+  return true;
+} catch (const std::runtime_error&) {
+  return false;
+}
+
+int Grower::add(Json op) {
+  taken_.clear();
+  Json& ops = *find(draft_.graph, "ops");
+  if (!fit(op)) return -1;
+  const std::map<std::string, Tensor> before = draft_.tensors;
+  for (const std::string& name : taken_) draft_.tensors[name] = tensors_[name];
+  ops.items.push_back(op);
+  if (reload()) return static_cast<int>(ops.items.size());
+  ops.items.pop_back();
+  draft_.tensors = before;
+  return -1;
+}
+
+int Grower::add_random() {
+  std::vector<int> floats = {0};
+  for (int v = 1; v <= static_cast<int>(graph_.ops.size()); ++v)
+    if (!graph_.is_code(v)) floats.push_back(v);
+  const int last = static_cast<int>(graph_.ops.size());
+  if (graph_.is_code(last)) return add(random_conv(last));
+  const int x = random_.chance(70) ? floats.back() : random_.of(floats);
+  const size_t kind = random_.below(10);
+  if (kind < 3) return add(random_quantize(x));
+  if (kind < 5) return add(random_conv(x));
+  return add(random_op(std::string(unflip::kOpNames[random_.below(std::size(unflip::kOpNames))]), x));
+}
+
+Bytes Grower::finished() {
+  Draft draft = draft_;
+  std::vector<int> floats;
+  for (int v = 0; v <= static_cast<int>(graph_.ops.size()); ++v)
+    if (!graph_.is_code(v)) floats.push_back(v);
+  std::vector<int> returned = {floats.back()};
+  set(draft.graph, "output", number(floats.back()));
+  if (random_.chance(30)) {
+    erase(draft.graph, "output");
+    Json outputs = empty_list();
+    for (int i = random_.in(0, 3); i >= 0; --i) {
+      Json output;
+      set(output, "name", text("o" + std::to_string(i)));
+      set(output, "value", number(returned.emplace_back(random_.of(floats))));
+      if (random_.chance(30)) set(output, "pixels", boolean(random_.chance(50)));
+      outputs.items.push_back(output);
+    }
+    set(draft.graph, "outputs", outputs);
+    set(draft.graph, "structure", text(random_.chance(50) ? "dict" : "tuple"));
+  }
+  const int channels = graph_.shape(returned.back()).channels;
+  if (random_.chance(20) && channels < 50) {
+    Json labels = empty_list();
+    for (int c = 0; c < channels; ++c) labels.items.push_back(text("\x1b\xe2\x80\xae label " + std::to_string(c)));
+    set(draft.graph, "labels", labels);
+  }
+  return written(draft);
+}
+
+// --- fields that fit
+
+int64_t Grower::whole(Json& op, const std::string& key, size_t index, int least) {
+  Json* field = find(op, key);
+  if (field != nullptr && field->type == Json::Type::Array) field = index < field->items.size() ? &field->items[index] : nullptr;
+  if (field == nullptr || field->type != Json::Type::Number) return least;
+  return static_cast<int64_t>(std::clamp(std::floor(field->number), double(least), double(kMaxChannels) + 1));
+}
+
+Tensor* Grower::tensor(Json& op, const std::string& key) {
+  const Json* name = op.find(key);
+  const auto found = name == nullptr ? tensors_.end() : tensors_.find(name->string);
+  return found == tensors_.end() ? nullptr : &found->second;
+}
+
+std::string Grower::new_tensor(bool is_float, std::vector<int64_t> shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  Tensor made{is_float, std::move(shape), {}};
+  const int64_t different = std::min<int64_t>(count, 500);  // random numbers take time: the rest repeats them
+  for (int64_t i = 0; i < count; ++i) {
+    const size_t width = is_float ? sizeof(float) : 1;
+    const float value = is_float && i < different ? random_.value() : 0;
+    if (i >= different) {
+      for (size_t b = 0; b < width; ++b) made.bytes.push_back(made.bytes[static_cast<size_t>(i % different) * width + b]);
+    } else if (is_float) {
+      uint8_t bytes[sizeof value];
+      std::memcpy(bytes, &value, sizeof value);
+      made.bytes.insert(made.bytes.end(), bytes, bytes + sizeof value);
+    } else {
+      made.bytes.push_back(static_cast<uint8_t>(random_.below(256)));
+    }
+  }
+  const std::string name = "n" + std::to_string(tensors_.size());
+  tensors_[name] = std::move(made);
+  taken_.insert(name);
+  return name;
+}
+
+void Grower::reshape(Json& op, const std::string& key, bool is_float, std::vector<int64_t> shape) {
+  const Tensor* old = tensor(op, key);
+  if (old == nullptr || old->is_float != is_float || old->bytes.empty()) {
+    set(op, key, text(new_tensor(is_float, std::move(shape))));
+    return;
+  }
+  if (old->shape == shape) {
+    taken_.insert(op.find(key)->string);
+    return;
+  }
+  size_t bytes = is_float ? sizeof(float) : 1;
+  for (int64_t size : shape) bytes *= static_cast<size_t>(size);
+  Tensor made{is_float, std::move(shape), Bytes(bytes)};
+  for (size_t i = 0; i < bytes; ++i) made.bytes[i] = old->bytes[i % old->bytes.size()];
+  const std::string name = "n" + std::to_string(tensors_.size());
+  tensors_[name] = std::move(made);
+  taken_.insert(name);
+  set(op, key, text(name));
+}
+
+bool Grower::fit(Json& op) {
+  Json* inputs = find(op, "inputs");
+  if (inputs == nullptr || inputs->items.empty()) return false;
+  for (Json& item : inputs->items) item = number(std::clamp(std::floor(item.number), 0.0, double(graph_.ops.size())));
+  const int x = static_cast<int>(inputs->items[0].number);
+  const unflip::Shape in = graph_.shape(x);
+  if (is_kind(op, "conv")) return fit_conv(op, in);
+  if (graph_.is_code(x)) return false;
+  if (is_kind(op, "quantize")) return fit_quantize(op, in);
+  if (is_kind(op, "concat")) return fit_concat(op);
+  if (is_kind(op, "map")) fit_steps(op, in);
+  if (is_kind(op, "slice")) fit_slice(op, in);
+  if (is_kind(op, "normalize") || is_kind(op, "channel_shuffle")) fit_groups(op, in);
+  if (is_kind(op, "mean_abs") && op.find("groups") != nullptr) fit_groups(op, in);
+  if (is_kind(op, "pixel_shuffle")) fit_factor(op, in);
+  return true;
+}
+
+bool Grower::fit_conv(Json& op, const unflip::Shape& in) {
+  const bool of_code = graph_.is_code(static_cast<int>(find(op, "inputs")->items[0].number));
+  int64_t groups = std::gcd(whole(op, "groups"), int64_t{in.channels});
+  int64_t filters = (whole(op, "shape", 0) + groups - 1) / groups * groups;
+  int64_t height = whole(op, "shape", 2), width = whole(op, "shape", 3);
+  const int64_t channels = in.channels / groups;
+  const int64_t most = of_code || op.find("bits") != nullptr ? 8 * kMaxTensor : kMaxTensor;
+  if (filters * channels * height * width > most) filters = groups;
+  if (filters * channels * height * width > most) height = 1;
+  if (filters * channels * height * width > most) width = 1;
+  if (filters * channels * height * width > most) return false;
+  set(op, "groups", number(static_cast<double>(groups)));
+  set(op, "shape", list({double(filters), double(channels), double(height), double(width)}));
+  if (!fit_weights(op, filters, channels * height * width, of_code)) return false;
+  // The output's shape follows only from the loader, but steps need no more than its channels, and a value to add.
+  auto room = [&](int size, size_t before, size_t after, int64_t kernel, size_t axis) {
+    const int64_t padding = whole(op, "padding", before, 0) + whole(op, "padding", after, 0);
+    const int64_t span = size + padding - (kernel - 1) * whole(op, "dilation", axis) - 1;
+    return span < 0 ? int64_t{0} : span / whole(op, "stride", axis) + 1;
+  };
+  const int64_t rows = room(in.height, 0, 2, height, 0), columns = room(in.width, 1, 3, width, 1);
+  fit_steps(op, {static_cast<int>(filters), static_cast<int>(rows), static_cast<int>(columns)});
+  return true;
+}
+
+bool Grower::fit_weights(Json& op, int64_t filters, int64_t depth, bool of_code) {
+  if (of_code) erase(op, "weight");
+  if (op.find("weight") != nullptr) {
+    const Json& shape = *op.find("shape");
+    std::vector<int64_t> sizes;
+    for (const Json& size : shape.items) sizes.push_back(static_cast<int64_t>(size.number));
+    reshape(op, "weight", true, sizes);
+    return true;
+  }
+  const Tensor* scales = tensor(op, "scales");
+  const bool known = scales != nullptr && scales->shape.size() == 2;
+  const int64_t bases = known ? std::min<int64_t>(scales->shape[0], 100) : 1, columns = known && scales->shape[1] == 1 ? 1 : filters;
+  const int64_t signs = bases * filters * depth;
+  if (signs > 64 * kMaxTensor) return false;
+  reshape(op, "scales", true, {bases, columns});
+  reshape(op, "bits", false, {(signs + 7) / 8});
+  if (signs % 8 != 0) tensor(op, "bits")->bytes.back() &= static_cast<uint8_t>((1 << (signs % 8)) - 1);
+  if (const Tensor* offset = tensor(op, "offset")) reshape(op, "offset", true, {offset->shape == std::vector<int64_t>{1} ? 1 : filters});
+  return true;
+}
+
+bool Grower::fit_quantize(Json& op, const unflip::Shape& in) {
+  Json& inputs = *find(op, "inputs");
+  if (inputs.items.size() > 1 && !is_one(static_cast<int>(inputs.items[1].number))) inputs.items.resize(1);
+  const Tensor* thresholds = tensor(op, "thresholds");
+  const bool known = thresholds != nullptr && thresholds->shape.size() == 2;
+  const int64_t steps = known ? std::clamp<int64_t>(thresholds->shape[0], 1, 255) : 1;
+  reshape(op, "thresholds", true, {steps, known && thresholds->shape[1] == 1 ? 1 : in.channels});
+  Json strict = empty_list();
+  const Json* old = op.find("strict");
+  for (int64_t s = 0; s < steps; ++s) {
+    const size_t i = static_cast<size_t>(s);
+    strict.items.push_back(boolean(old != nullptr && i < old->items.size() && old->items[i].boolean));
+  }
+  const Json* coding = op.find("coding");
+  const bool levels = steps > 8 || (coding != nullptr && coding->string == "levels");
+  size_t planes = static_cast<size_t>(steps);
+  if (levels)
+    for (planes = 0; (steps >> planes) > 0;) ++planes;
+  Json* scales = find(op, "scales");
+  std::vector<double> numbers;
+  for (size_t p = 0; p < planes; ++p) {
+    const bool has = scales != nullptr && p < scales->items.size();
+    const double own = has ? scales->items[p].number : static_cast<double>(random_.value());
+    numbers.push_back(levels && p > 0 ? std::ldexp(numbers[0], static_cast<int>(p)) : own);
+  }
+  set(op, "strict", strict);
+  set(op, "coding", text(levels ? "levels" : "planes"));
+  set(op, "scales", list(numbers));
+  return true;
+}
+
+void Grower::fit_steps(Json& op, const unflip::Shape& shape) {
+  Json kept = empty_list();
+  if (Json* steps = find(op, "steps"))
+    for (Json& step : steps->items)
+      if (fit_step(step, shape)) kept.items.push_back(step);
+  set(op, "steps", kept);
+}
+
+bool Grower::fit_step(Json& step, const unflip::Shape& shape) {
+  for (const char* key : {"scale", "shift", "slope"})
+    if (step.find(key) != nullptr) {
+      const Tensor* old = tensor(step, key);
+      reshape(step, key, true, {old != nullptr && old->shape == std::vector<int64_t>{1} ? 1 : shape.channels});
+    }
+  const Json* kind = step.find("step");
+  if (kind == nullptr || step.find("value") == nullptr) return true;
+  const std::vector<int> equal = values_like(shape);
+  const bool adds = kind->string == "add";
+  const int value = static_cast<int>(std::clamp(step.find("value")->number, 0.0, double(graph_.ops.size())));
+  const unflip::Shape& other = graph_.shape(value);
+  const bool by_pixel = other.height == shape.height && other.width == shape.width && shape.channels % other.channels == 0;
+  const bool fits = !graph_.is_code(value) && (other == shape || (!adds && (by_pixel || other == unflip::Shape{shape.channels, 1, 1})));
+  if (!fits && equal.empty()) return false;
+  set(step, "value", number(fits ? value : random_.of(equal)));
+  return true;
+}
+
+std::vector<int> Grower::values_like(const unflip::Shape& shape) const {
+  std::vector<int> found;
+  for (int v = 0; v <= static_cast<int>(graph_.ops.size()); ++v)
+    if (graph_.shape(v) == shape && !graph_.is_code(v)) found.push_back(v);
+  return found;
+}
+
+bool Grower::fit_concat(Json& op) {
+  Json& inputs = *find(op, "inputs");
+  const unflip::Shape first = graph_.shape(static_cast<int>(inputs.items[0].number));
+  Json kept = empty_list();
+  for (const Json& item : inputs.items) {
+    const int value = static_cast<int>(item.number);
+    const unflip::Shape& shape = graph_.shape(value);
+    if (!graph_.is_code(value) && shape.height == first.height && shape.width == first.width) kept.items.push_back(item);
+  }
+  inputs = kept;
+  return !kept.items.empty();
+}
+
+void Grower::fit_slice(Json& op, const unflip::Shape& in) {
+  const int sizes[3] = {in.channels, in.height, in.width};
+  std::vector<double> start, stop, step;
+  for (size_t i = 0; i < 3; ++i) {
+    stop.push_back(std::min<double>(double(whole(op, "stop", i)), sizes[i]));
+    start.push_back(std::min<double>(double(whole(op, "start", i, 0)), stop.back() - 1));
+    step.push_back(double(std::min<int64_t>(whole(op, "step", i), kMaxChannels)));
+  }
+  set(op, "start", list(start));
+  set(op, "stop", list(stop));
+  set(op, "step", list(step));
+}
+
+void Grower::fit_groups(Json& op, const unflip::Shape& in) {
+  const int64_t groups = std::gcd(whole(op, "groups"), int64_t{in.channels});
+  set(op, "groups", number(static_cast<double>(groups)));
+}
+
+void Grower::fit_factor(Json& op, const unflip::Shape& in) {
+  const int64_t height = std::gcd(whole(op, "factor", 0), int64_t{in.channels});
+  const int64_t width = std::gcd(whole(op, "factor", 1), in.channels / height);
+  set(op, "factor", list({double(height), double(width)}));
+}
+
+// --- random ops
+
+int Grower::float_value() {
+  const int value = static_cast<int>(random_.below(graph_.ops.size() + 1));
+  return graph_.is_code(value) ? 0 : value;
+}
+
+Json Grower::random_conv(int x) {
+  Json op;
+  set(op, "op", text("conv"));
+  set(op, "name", text("conv"));
+  set(op, "inputs", list({double(x)}));
+  const unflip::Shape in = graph_.shape(x);
+  const int limit = random_.chance(90) ? 100 : kMaxChannels;
+  auto window = [&](int size) { return double(random_.chance(60) ? random_.in(1, 3) : std::min(random_.size(kMaxSize), 2 * size + 1)); };
+  auto padding = [&] { return double(random_.chance(50) ? 0 : random_.chance(70) ? random_.in(0, 2) : random_.size(kMaxSize)); };
+  set(op, "groups", number(random_.chance(60) ? 1 : random_.chance(50) ? in.channels : random_.size(64)));
+  set(op, "shape", list({double(random_.size(limit)), 1, window(in.height), window(in.width)}));
+  set(op, "stride", list({window(in.height), window(in.width)}));
+  set(op, "dilation", list({random_.chance(80) ? 1 : window(in.height), random_.chance(80) ? 1 : window(in.width)}));
+  set(op, "padding", list({padding(), padding(), padding(), padding()}));
+  if (!graph_.is_code(x) && random_.chance(60)) {
+    set(op, "weight", text(new_tensor(true, {1, 1, 1, 1})));
+    reshape(op, "weight", true, {1, 1, 3, 67});  // to be repeated
+  } else {
+    const int64_t bases = random_.chance(60) ? 1 : random_.chance(80) ? random_.in(1, 8) : random_.size(64);
+    set(op, "scales", text(new_tensor(true, {bases, random_.chance(50) ? 1 : 37})));
+    set(op, "bits", text(new_tensor(false, {211})));
+    if (random_.chance(20)) set(op, "offset", text(new_tensor(true, {random_.chance(50) ? 1 : 29})));
+  }
+  set(op, "steps", random_steps(3));
+  return op;
+}
+
+Json Grower::random_quantize(int x) {
+  Json op;
+  set(op, "op", text("quantize"));
+  set(op, "name", text("quantize"));
+  Json inputs = list({double(x)});
+  const int unit = float_value();
+  if (random_.chance(10) && is_one(unit)) inputs.items.push_back(number(unit));
+  set(op, "inputs", inputs);
+  const bool levels = random_.chance(40);
+  const int steps = random_.chance(50) ? 1 : levels ? random_.in(1, 255) : random_.in(1, 8);
+  const bool even = random_.chance(50);
+  set(op, "thresholds", text(new_tensor(true, {steps, random_.chance(50) ? 1 : 23})));
+  if (even) {  // evenly spaced, or nearly: these have kernels of their own
+    Tensor& tensor = *this->tensor(op, "thresholds");
+    const int64_t columns = tensor.shape[1];
+    const float from = random_.value(), by = std::fabs(random_.value());
+    for (int64_t i = 0; i < steps * columns; ++i) {
+      const float value = from + by * static_cast<float>(i / columns);
+      if (std::isfinite(value)) std::memcpy(&tensor.bytes[static_cast<size_t>(i) * sizeof value], &value, sizeof value);
+    }
+  }
+  Json strict = empty_list();
+  for (int s = 0; s < steps; ++s) strict.items.push_back(boolean(random_.chance(50)));
+  set(op, "strict", strict);
+  set(op, "coding", text(levels ? "levels" : "planes"));
+  if (random_.chance(60)) set(op, "scales", list({2, 1, 0.5, 0.25, 2, 2, 1, 1}));  // multiples of a unit
+  set(op, "offset", number(random_.chance(50) ? random_.pick({-1.0, 0.0, -0.5}) : static_cast<double>(random_.value())));
+  return op;
+}
+
+Json Grower::random_steps(int most) {
+  Json steps = empty_list();
+  for (int left = random_.in(0, most); left > 0; --left) {
+    Json step;
+    const std::string kind = random_.pick({"affine", "prelu", "clamp", "add", "mul"});
+    set(step, "step", text(kind));
+    const int64_t count = random_.chance(30) ? 1 : 41;
+    if (kind == "affine") {
+      if (random_.chance(70)) set(step, "scale", text(new_tensor(true, {count})));
+      if (random_.chance(70)) set(step, "shift", text(new_tensor(true, {count})));
+    } else if (kind == "prelu") {
+      set(step, "slope", text(new_tensor(true, {count})));
+    } else if (kind == "clamp") {
+      const double low = static_cast<double>(random_.value());
+      set(step, "low", random_.chance(30) ? Json() : number(low));
+      set(step, "high", random_.chance(30) ? Json() : number(std::max(low, static_cast<double>(random_.value()))));
+    } else {
+      set(step, "value", number(float_value()));
+    }
+    steps.items.push_back(step);
+  }
+  return steps;
+}
+
+void Grower::add_pool_fields(Json& op) {
+  const int height = random_.chance(80) ? random_.in(1, 4) : random_.size(kMaxSize);
+  const int width = random_.chance(80) ? random_.in(1, 4) : random_.size(kMaxSize);
+  set(op, "kernel", list({double(height), double(width)}));
+  set(op, "stride", list({double(random_.size(height + 1)), double(random_.size(width + 1))}));
+  set(op, "padding", list({double(random_.in(0, height / 2)), double(random_.in(0, width / 2))}));
+  set(op, "ceil", boolean(random_.chance(50)));
+}
+
+Json Grower::random_op(const std::string& kind, int x) {
+  if (kind == "conv") return random_conv(x);
+  if (kind == "quantize") return random_quantize(x);
+  Json op;
+  set(op, "op", text(kind));
+  set(op, "name", text(kind));
+  set(op, "inputs", list({double(x)}));
+  const auto sizes = [&] { return list({double(random_.size(70)), double(random_.size(kMaxSize)), double(random_.size(kMaxSize))}); };
+  const auto pair = [&](int limit) { return list({double(random_.size(limit)), double(random_.size(limit))}); };
+  if (kind == "map") set(op, "steps", random_steps(5));
+  if (kind == "max_pool" || kind == "avg_pool") add_pool_fields(op);
+  if (kind == "avg_pool") set(op, "count_padding", boolean(random_.chance(50)));
+  if (kind == "mean_abs") {
+    const bool sample = random_.chance(40);
+    set(op, "over", text(sample ? "sample" : "channels"));
+    if (!sample) set(op, "groups", number(random_.size(kMaxSize)));
+  }
+  if (kind == "concat")
+    for (int more = random_.in(0, 3); more > 0; --more) find(op, "inputs")->items.push_back(number(float_value()));
+  if (kind == "slice")
+    for (const char* key : {"start", "stop", "step"}) set(op, key, sizes());
+  if (kind == "pad")
+    for (const char* key : {"before", "after"}) set(op, key, random_.chance(50) ? list({0, 1, 2}) : sizes());
+  if (kind == "curve")
+    set(op, "function", text(random_.pick({"sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "mish"})));
+  if (kind == "normalize" || kind == "channel_shuffle") set(op, "groups", number(random_.size(kMaxSize)));
+  if (kind == "normalize") set(op, "epsilon", number(random_.pick({1e-5, 1e-45, 1.0, 3e38})));
+  if (kind == "upsample" || kind == "pixel_shuffle") set(op, "factor", random_.chance(70) ? pair(4) : pair(kMaxSize));
+  if (kind == "resize") {
+    set(op, "size", pair(kMaxSize));
+    set(op, "align_corners", boolean(random_.chance(50)));
+  }
+  return op;
+}
+
+}  // namespace fuzz
