@@ -1,4 +1,7 @@
-"""Limits on memory and work: they are computed before memory is allocated, they hold, and real networks pass."""
+"""Limits on memory and work: they are computed before memory is allocated, they hold, and real networks pass.
+
+More than 400 lines, because every way in which a small file asked for too much has its network here.
+"""
 
 from __future__ import annotations
 

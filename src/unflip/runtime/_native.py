@@ -18,7 +18,9 @@ import numpy as np
 Shape = tuple[int, int, int]
 
 NAMES = {"darwin": "libunflip.dylib", "win32": "unflip.dll"}
-NAME = NAMES.get(sys.platform, "libunflip.so.0")  # the number is UNFLIP_ABI in native/CMakeLists.txt
+NAME = NAMES.get(
+    sys.platform, "libunflip.so.0"
+)  # the number is UNFLIP_ABI in native/CMakeLists.txt
 
 Three = c_int * 3
 MOST_SAMPLES = 2**31 - 1
