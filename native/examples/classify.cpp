@@ -44,7 +44,8 @@ int main(int count, char** arguments) try {
   const auto classes = static_cast<std::ptrdiff_t>(model.outputs().at(0).shape.size());
   for (auto at = scores.begin(); at != scores.end(); at += classes) {
     const size_t best = size_t(std::max_element(at, at + classes) - at);
-    std::cout << at[std::ptrdiff_t(best)] << "  " << (best < labels.size() ? printable(labels[best]) : std::to_string(best)) << "\n";
+    std::cout << at[std::ptrdiff_t(best)] << "  " << (best < labels.size() ? printable(labels[best]) : std::to_string(best))
+              << "\n";
   }
   return 0;
 } catch (const std::exception& error) {

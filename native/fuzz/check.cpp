@@ -43,7 +43,8 @@ void timed(unflip::Size work, const std::string& what, Action action) {
   action();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   const double most = kSecondsFree + kSecondsPerUnit * static_cast<double>(work.value());
-  require(seconds < most, what + " took " + std::to_string(seconds) + " s for " + std::to_string(work.value()) + " units of work");
+  require(seconds < most,
+          what + " took " + std::to_string(seconds) + " s for " + std::to_string(work.value()) + " units of work");
 }
 
 // The instruction sets that users have, and one of those for tests.
@@ -78,10 +79,12 @@ Loaded load(const uint8_t* data, size_t size, const unflip::Limits& limits, cons
     }
   });
   const int64_t most = loaded.engine ? loaded.needs.load_memory.value() : limits.memory;
-  require(peak <= most, "loading with " + isa + " took " + std::to_string(peak) + " bytes; the bound was " + std::to_string(most));
+  require(peak <= most,
+          "loading with " + isa + " took " + std::to_string(peak) + " bytes; the bound was " + std::to_string(most));
   if (loaded.engine) {
     const int64_t running = static_cast<int64_t>(loaded.engine->workspace_bytes()), bound = loaded.needs.run_memory.value();
-    require(running <= bound, "running with " + isa + " takes " + std::to_string(running) + " bytes; the bound was " + std::to_string(bound));
+    require(running <= bound,
+            "running with " + isa + " takes " + std::to_string(running) + " bytes; the bound was " + std::to_string(bound));
   }
   return loaded;
 }
@@ -131,7 +134,8 @@ void check_c_api(const uint8_t* data, size_t size, const unflip::Limits& limits,
   const unflip_limits given = {static_cast<uint64_t>(limits.memory), static_cast<uint64_t>(limits.work)};
   unflip_model* model = unflip_load_memory(data, size, 1, &given);
   if (model == nullptr) {  // another instruction set may need more
-    require(std::strstr(unflip_error(), "the limit is") != nullptr, std::string("the C API refuses what the loader loads: ") + unflip_error());
+    require(std::strstr(unflip_error(), "the limit is") != nullptr,
+            std::string("the C API refuses what the loader loads: ") + unflip_error());
     return;
   }
   char text[100];
@@ -147,10 +151,12 @@ void check_c_api(const uint8_t* data, size_t size, const unflip::Limits& limits,
   for (int o = 0, shape[3]; o < unflip_outputs(model); ++o) {
     places.push_back(found.data() + at);
     require(unflip_shape_of_output(model, o, shape) == 0, "an output has no shape");
-    at += static_cast<size_t>(batch) * static_cast<size_t>(shape[0]) * static_cast<size_t>(shape[1]) * static_cast<size_t>(shape[2]);
+    at += static_cast<size_t>(batch) * static_cast<size_t>(shape[0]) * static_cast<size_t>(shape[1]) *
+          static_cast<size_t>(shape[2]);
   }
   require(at == found.size(), "the outputs have other sizes in the C API");
-  require(unflip_run_outputs(model, input.data(), batch, places.data()) == 0, std::string("the C API does not run: ") + unflip_error());
+  require(unflip_run_outputs(model, input.data(), batch, places.data()) == 0,
+          std::string("the C API does not run: ") + unflip_error());
   require_same(expected, found, "the C API");
   unflip_free(model);
 }
@@ -174,9 +180,8 @@ void check(const uint8_t* data, size_t size, const unflip::Limits& limits, unsig
   const int batch = random.pick({1, 1, 2, 4});
   const std::vector<float> input = input_of(graph, batch, random);
   Results expected(graph, batch);
-  timed(4 * loaded.needs.run_work, "running", [&] {
-    loaded.engine->run(input.data(), expected.places.data(), batch, *loaded.engine->workspace(), nullptr, nullptr);
-  });
+  timed(4 * loaded.needs.run_work, "running",
+        [&] { loaded.engine->run(input.data(), expected.places.data(), batch, *loaded.engine->workspace(), nullptr, nullptr); });
   for (const std::string& isa : some_sets(random)) {
     const int threads = random.chance(60) ? kThreads : 1;
     const bool separate = random.chance(70);
@@ -187,7 +192,8 @@ void check(const uint8_t* data, size_t size, const unflip::Limits& limits, unsig
     timed(4 * other.needs.run_work, "running with " + isa, [&] {
       other.engine->run(input.data(), results.places.data(), batch, *workspace, threads > 1 ? &pool : nullptr, nullptr);
     });
-    require_same(expected.numbers, results.numbers, isa + (threads > 1 ? ", three threads" : "") + (separate ? ", separate values" : ""));
+    require_same(expected.numbers, results.numbers,
+                 isa + (threads > 1 ? ", three threads" : "") + (separate ? ", separate values" : ""));
   }
   check_c_api(data, size, limits, input, batch, expected.numbers);
   ++counts.ran;

@@ -110,7 +110,8 @@ std::optional<Draft> read_draft(const Frame& frame) try {
       bytes *= static_cast<double>(tensor.shape.back());
     }
     if (bytes != end - begin) return {};
-    tensor.bytes.assign(frame.data.begin() + static_cast<std::ptrdiff_t>(begin), frame.data.begin() + static_cast<std::ptrdiff_t>(end));
+    tensor.bytes.assign(frame.data.begin() + static_cast<std::ptrdiff_t>(begin),
+                        frame.data.begin() + static_cast<std::ptrdiff_t>(end));
     draft.tensors.emplace(header.keys[i], std::move(tensor));
   }
   if (draft.graph.type != Json::Type::Object) return {};
@@ -126,8 +127,9 @@ Bytes written(const Draft& draft) {
   for (const auto& [name, tensor] : draft.tensors) {
     const std::vector<double> shape(tensor.shape.begin(), tensor.shape.end());
     const size_t begin = frame.data.size(), end = begin + tensor.bytes.size();
-    frame.header += "," + quoted(name) + ":{\"dtype\":\"" + (tensor.is_float ? "F32" : "U8") + "\",\"shape\":" + dumped(list(shape)) +
-                    ",\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(end) + "]}";
+    frame.header += "," + quoted(name) + ":{\"dtype\":\"" + (tensor.is_float ? "F32" : "U8") +
+                    "\",\"shape\":" + dumped(list(shape)) + ",\"data_offsets\":[" + std::to_string(begin) + "," +
+                    std::to_string(end) + "]}";
     frame.data.insert(frame.data.end(), tensor.bytes.begin(), tensor.bytes.end());
   }
   frame.header += "}";

@@ -93,7 +93,8 @@ void fuzz_for(double seconds, unsigned seed, const std::vector<fuzz::Bytes>& fil
   using Clock = std::chrono::steady_clock;
   fuzz::Random random(seed);
   std::vector<fuzz::Bytes> valid = files;
-  const auto start = Clock::now(), end = start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const auto start = Clock::now(),
+             end = start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   auto report = start + std::chrono::minutes(1);
   while (Clock::now() < end) {
     const fuzz::Bytes& from = random.chance(30) ? random.of(files) : random.of(valid);

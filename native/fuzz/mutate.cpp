@@ -67,7 +67,8 @@ void change_word(std::string& text, Random& random) {
 void change_bytes(uint8_t* bytes, size_t size, Random& random) {
   if (size == 0) return;
   uint8_t& byte = bytes[random.below(size)];
-  byte = random.chance(50) ? static_cast<uint8_t>(byte ^ (1u << random.below(8))) : random.pick<uint8_t>({0, 1, 0x7F, 0x80, 0xFF});
+  byte =
+      random.chance(50) ? static_cast<uint8_t>(byte ^ (1u << random.below(8))) : random.pick<uint8_t>({0, 1, 0x7F, 0x80, 0xFF});
 }
 
 void change_frame(Frame& frame, Random& random) {
@@ -109,7 +110,8 @@ void change_one_number(Json& value, Random& random) {
 void change_tensor(Draft& draft, Random& random) {
   if (draft.tensors.empty()) return;
   Tensor& tensor = std::next(draft.tensors.begin(), static_cast<std::ptrdiff_t>(random.below(draft.tensors.size())))->second;
-  if (!tensor.is_float || tensor.bytes.size() < sizeof(float)) return change_bytes(tensor.bytes.data(), tensor.bytes.size(), random);
+  if (!tensor.is_float || tensor.bytes.size() < sizeof(float))
+    return change_bytes(tensor.bytes.data(), tensor.bytes.size(), random);
   const size_t count = tensor.bytes.size() / sizeof(float);
   const float value = random.value();
   const size_t first = random.below(count), last = random.chance(70) ? first + 1 : count;

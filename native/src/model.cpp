@@ -1,5 +1,5 @@
-// The C API (unflip.h): files, errors as text, and workspaces for many threads that run one model at the same time.
-// More than 400 lines, because every function of the header is here, and most of them are short.
+// The C API (unflip.h): files, errors as text, and workspaces for many threads that run one model at the same time. More than 400
+// lines, because every function of the header is here, with its checks.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

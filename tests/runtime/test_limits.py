@@ -1,6 +1,6 @@
 """Limits on memory and work: they are computed before memory is allocated, they hold, and real networks pass.
 
-More than 400 lines, because every limit is tested with its own kind of file.
+More than 400 lines, because every way in which a small file asked for too much has its network here.
 """
 
 from __future__ import annotations
