@@ -14,7 +14,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
-OUTSIDE = ("../", "cifar10/", "training-speed/", "inference/", "fuzz/", "CONTRIBUTING", "CHANGELOG")
+ON_THE_SITE = (".md", ".svg")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -41,4 +41,8 @@ def _link(found: re.Match[str]) -> str:
         return f"[{label}](results.md{hash_sign}{anchor})"
     if bang and path.startswith("../results/"):
         return f"![{label}]({path.removeprefix('../')})"
-    return label if path.startswith(OUTSIDE) else found[0]
+    elsewhere = "://" in target or not path  # another site, or a place on this page
+    inside = path.endswith(ON_THE_SITE) and not path.startswith(
+        ("../", "CONTRIBUTING", "CHANGELOG")
+    )
+    return found[0] if elsewhere or inside else label
