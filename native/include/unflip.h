@@ -129,10 +129,12 @@ UNFLIP_API int unflip_run_outputs(unflip_model* model, const float* input, int b
 /* Like unflip_run_outputs; also adds the seconds spent in each op to seconds[0 .. unflip_ops - 1]. */
 UNFLIP_API int unflip_profile_outputs(unflip_model* model, const float* input, int batch, float* const* outputs, double* seconds);
 
-/* A network with 8-bit ends takes images as pixels 0 .. 255, without a conversion to floats: unflip_takes_pixels is then 1. The
-   results are those of the normalized floats (pixel / 255 - mean) / std, to the last bit. input: batch samples of C x H x W bytes.
-   outputs: as above. seconds: NULL, or as for unflip_profile. */
+/* 1 if the network takes images as pixels 0 .. 255, without a conversion to floats: it has an 8-bit first convolution, and the file
+   says how images are normalized. Otherwise, and on an error, 0. */
 UNFLIP_API int unflip_takes_pixels(const unflip_model* model);
+
+/* Like unflip_run_outputs, for batch samples of C x H x W pixels. The results are those of the normalized floats
+   (pixel / 255 - mean) / std, to the last bit. seconds: NULL, or as for unflip_profile. */
 UNFLIP_API int unflip_run_pixels(unflip_model* model, const uint8_t* input, int batch, float* const* outputs, double* seconds);
 
 /* ---- Text */

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from unflip import models
-from unflip.export.plain_c.source import REFUSED
+from unflip.export.plain_c.plan import REFUSED
 from unflip.packing import Packed, make_packed
 from unflip.packing.describe import value_shapes
 

@@ -133,6 +133,9 @@ int main(int count, char** arguments) {
   say("structure", strlen(unflip_structure(NULL)) == 0);
   say("run_outputs", unflip_run_outputs(NULL, &number, 1, &numbers) != 0);
   say("profile_outputs", unflip_profile_outputs(NULL, &number, 1, &numbers, &seconds) != 0);
+  unsigned char pixel = 0;
+  say("takes_pixels", unflip_takes_pixels(NULL) == 0);
+  say("run_pixels", unflip_run_pixels(NULL, &pixel, 1, &numbers, NULL) != 0);
   say("has_preprocess", unflip_has_preprocess(NULL) == 0);
   say("preprocess", unflip_preprocess(NULL, &seconds, &seconds) != 0);
   say("labels", unflip_labels(NULL) == 0);

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from unflip.packing.describe import value_shapes
-from unflip.packing.file import Packed, outputs_of
+from unflip.packing.file import Packed, PackedFileError, outputs_of
 from unflip.packing.ir import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -65,6 +65,15 @@ class Quantizer:
     @property
     def planes(self) -> int:
         return len(self.scales)
+
+
+REFUSED = {
+    "softmax": "it needs the exponential function of the C library, whose last digits differ between machines; "
+    "remove it before packing: the largest score is the same without it",
+    "log_softmax": "it needs the logarithm of the C library, whose last digits differ between machines; "
+    "remove it before packing: the largest score is the same without it",
+    "to_bytes": "layers with 8-bit inputs are not written yet; pack a network with float ends",
+}
 
 
 @dataclass
@@ -137,6 +146,11 @@ class _Planner:
         return found
 
     def _task(self, i: int, op: Fields) -> Task:
+        kind = op["op"]
+        if kind in REFUSED:
+            raise PackedFileError(
+                f"{kind} {op['name']!r} is not supported in plain C: {REFUSED[kind]}"
+            )
         inputs = op["inputs"][:1] if op["op"] == "quantize" else list(op["inputs"])
         task = Task(op["op"], op["name"], op, inputs, self.shapes[i + 1], value=i + 1)
         task.steps = [self._step(s) for s in op.get("steps", [])]

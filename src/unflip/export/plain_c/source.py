@@ -38,12 +38,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.float32
 
 MOST_DEPTH = 65_000  # weights of a binary filter: counts are 16 bits
-REFUSED = {
-    "softmax": "it needs the exponential function of the C library, whose last digits differ between machines; "
-    "remove it before packing: the largest score is the same without it",
-    "log_softmax": "it needs the logarithm of the C library, whose last digits differ between machines; "
-    "remove it before packing: the largest score is the same without it",
-}
 
 
 @dataclass(frozen=True)
@@ -186,10 +180,6 @@ class _Writer:
 
     def _calls(self, i: int, task: Task) -> list[str]:
         self._integer = False
-        if task.kind in REFUSED:
-            raise PackedFileError(
-                f"{task.kind} {task.name!r} is not supported in plain C: {REFUSED[task.kind]}"
-            )
         return MAKERS[task.kind](self, i, task)
 
     def _conv(self, i: int, task: Task) -> list[str]:
