@@ -128,6 +128,24 @@ void require_same(const std::vector<float>& a, const std::vector<float>& b, cons
   }
 }
 
+// Pixels must give the bits of the normalized floats. found and places: space for the outputs.
+void check_pixels(unflip_model* model, size_t size, int batch, const std::vector<double>& mean,
+                  const std::vector<double>& deviation, std::vector<float>& found, const std::vector<float*>& places) {
+  std::vector<uint8_t> pixels(size);
+  std::vector<float> floats(size);
+  const size_t plane = size / static_cast<size_t>(batch) / mean.size();
+  for (size_t i = 0; i < size; ++i) {
+    const size_t channel = i / plane % mean.size();
+    pixels[i] = static_cast<uint8_t>(i * 73 % 256);
+    floats[i] =
+        (static_cast<float>(pixels[i]) / 255.f - static_cast<float>(mean[channel])) / static_cast<float>(deviation[channel]);
+  }
+  require(unflip_run_outputs(model, floats.data(), batch, places.data()) == 0, "normalized floats are refused");
+  const std::vector<float> expected = found;
+  require(unflip_run_pixels(model, pixels.data(), batch, places.data(), nullptr) == 0, "pixels are refused");
+  require_same(expected, found, "pixels instead of floats");
+}
+
 // The same file through the C API, with all it says about the network.
 void check_c_api(const uint8_t* data, size_t size, const unflip::Limits& limits, const std::vector<float>& input, int batch,
                  const std::vector<float>& expected) {
@@ -158,6 +176,7 @@ void check_c_api(const uint8_t* data, size_t size, const unflip::Limits& limits,
   require(unflip_run_outputs(model, input.data(), batch, places.data()) == 0,
           std::string("the C API does not run: ") + unflip_error());
   require_same(expected, found, "the C API");
+  if (unflip_takes_pixels(model)) check_pixels(model, input.size(), batch, mean, deviation, found, places);
   unflip_free(model);
 }
 

@@ -1,5 +1,6 @@
 #include "grow.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <numeric>
@@ -74,9 +75,9 @@ int Grower::add(Json op) {
 int Grower::add_random() {
   std::vector<int> floats = {0};
   for (int v = 1; v <= static_cast<int>(graph_.ops.size()); ++v)
-    if (!graph_.is_code(v)) floats.push_back(v);
+    if (graph_.is_float(v)) floats.push_back(v);
   const int last = static_cast<int>(graph_.ops.size());
-  if (graph_.is_code(last)) return add(random_conv(last));
+  if (!graph_.is_float(last)) return add(random_conv(last));
   const int x = random_.chance(70) ? floats.back() : random_.of(floats);
   const size_t kind = random_.below(10);
   if (kind < 3) return add(random_quantize(x));
@@ -88,7 +89,7 @@ Bytes Grower::finished() {
   Draft draft = draft_;
   std::vector<int> floats;
   for (int v = 0; v <= static_cast<int>(graph_.ops.size()); ++v)
-    if (!graph_.is_code(v)) floats.push_back(v);
+    if (graph_.is_float(v)) floats.push_back(v);
   std::vector<int> returned = {floats.back()};
   set(draft.graph, "output", number(floats.back()));
   if (random_.chance(30)) {
@@ -103,6 +104,16 @@ Bytes Grower::finished() {
     }
     set(draft.graph, "outputs", outputs);
     set(draft.graph, "structure", text(random_.chance(50) ? "dict" : "tuple"));
+  }
+  Json& input = *find(draft.graph, "input");
+  if (random_.chance(30) && graph_.input.channels <= 16) {  // some networks then take pixels
+    Json preprocess;
+    for (const char* key : {"mean", "std"}) {
+      std::vector<double> numbers;
+      for (int c = 0; c < graph_.input.channels; ++c) numbers.push_back(0.1 + random_.unit());
+      set(preprocess, key, list(numbers));
+    }
+    set(input, "preprocess", preprocess);
   }
   const int channels = graph_.shape(returned.back()).channels;
   if (random_.chance(20) && channels < 50) {
@@ -179,10 +190,16 @@ bool Grower::fit(Json& op) {
   const int x = static_cast<int>(inputs->items[0].number);
   const unflip::Shape in = graph_.shape(x);
   if (is_kind(op, "conv")) return fit_conv(op, in);
-  if (graph_.is_code(x)) return false;
+  if (!graph_.is_float(x)) return false;
   if (is_kind(op, "quantize")) return fit_quantize(op, in);
   if (is_kind(op, "concat")) return fit_concat(op);
   if (is_kind(op, "map")) fit_steps(op, in);
+  if (is_kind(op, "to_bytes"))
+    for (const char* key : {"scale", "shift", "zero"}) {
+      const Tensor* old = tensor(op, key);
+      const bool shared = old != nullptr && old->shape == std::vector<int64_t>{1};
+      reshape(op, key, key != std::string("zero"), {shared ? 1 : in.channels});
+    }
   if (is_kind(op, "slice")) fit_slice(op, in);
   if (is_kind(op, "normalize") || is_kind(op, "channel_shuffle")) fit_groups(op, in);
   if (is_kind(op, "mean_abs") && op.find("groups") != nullptr) fit_groups(op, in);
@@ -191,7 +208,8 @@ bool Grower::fit(Json& op) {
 }
 
 bool Grower::fit_conv(Json& op, const unflip::Shape& in) {
-  const bool of_code = graph_.is_code(static_cast<int>(find(op, "inputs")->items[0].number));
+  const int x = static_cast<int>(find(op, "inputs")->items[0].number);
+  const bool of_code = graph_.is_code(x), of_bytes = graph_.is_bytes(x);
   int64_t groups = std::gcd(whole(op, "groups"), int64_t{in.channels});
   int64_t filters = (whole(op, "shape", 0) + groups - 1) / groups * groups;
   int64_t height = whole(op, "shape", 2), width = whole(op, "shape", 3);
@@ -203,7 +221,10 @@ bool Grower::fit_conv(Json& op, const unflip::Shape& in) {
   if (filters * channels * height * width > most) return false;
   set(op, "groups", number(static_cast<double>(groups)));
   set(op, "shape", list({double(filters), double(channels), double(height), double(width)}));
-  if (!fit_weights(op, filters, channels * height * width, of_code)) return false;
+  if (of_bytes)
+    fit_bytes(op);
+  else if (!fit_weights(op, filters, channels * height * width, of_code))
+    return false;
   // The output's shape follows only from the loader, but steps need no more than its channels, and a value to add.
   auto room = [&](int size, size_t before, size_t after, int64_t kernel, size_t axis) {
     const int64_t padding = whole(op, "padding", before, 0) + whole(op, "padding", after, 0);
@@ -215,13 +236,29 @@ bool Grower::fit_conv(Json& op, const unflip::Shape& in) {
   return true;
 }
 
+std::vector<int64_t> Grower::weight_shape(const Json& op) {
+  std::vector<int64_t> sizes;
+  for (const Json& size : op.find("shape")->items) sizes.push_back(static_cast<int64_t>(size.number));
+  return sizes;
+}
+
+// Weights of 8 bits, of which -128 is not allowed.
+void Grower::fit_bytes(Json& op) {
+  for (const char* key : {"weight", "bits", "offset"}) erase(op, key);
+  const std::vector<int64_t> shape = weight_shape(op);
+  const Tensor* scales = tensor(op, "scales");
+  const bool shared = scales != nullptr && scales->shape.size() == 2 && scales->shape[1] == 1;
+  reshape(op, "scales", true, {1, shared ? 1 : shape[0]});
+  reshape(op, "bytes", false, shape);
+  Bytes& bytes = tensor(op, "bytes")->bytes;
+  std::replace(bytes.begin(), bytes.end(), uint8_t{0x80}, uint8_t{0x81});
+}
+
 bool Grower::fit_weights(Json& op, int64_t filters, int64_t depth, bool of_code) {
+  erase(op, "bytes");
   if (of_code) erase(op, "weight");
   if (op.find("weight") != nullptr) {
-    const Json& shape = *op.find("shape");
-    std::vector<int64_t> sizes;
-    for (const Json& size : shape.items) sizes.push_back(static_cast<int64_t>(size.number));
-    reshape(op, "weight", true, sizes);
+    reshape(op, "weight", true, weight_shape(op));
     return true;
   }
   const Tensor* scales = tensor(op, "scales");
@@ -291,7 +328,7 @@ bool Grower::fit_step(Json& step, const unflip::Shape& shape) {
   const unflip::Shape& other = graph_.shape(value);
   const bool by_pixel = other.height == shape.height && other.width == shape.width && shape.channels % other.channels == 0;
   const bool fits =
-      !graph_.is_code(value) && (other == shape || (!adds && (by_pixel || other == unflip::Shape{shape.channels, 1, 1})));
+      graph_.is_float(value) && (other == shape || (!adds && (by_pixel || other == unflip::Shape{shape.channels, 1, 1})));
   if (!fits && equal.empty()) return false;
   set(step, "value", number(fits ? value : random_.of(equal)));
   return true;
@@ -300,7 +337,7 @@ bool Grower::fit_step(Json& step, const unflip::Shape& shape) {
 std::vector<int> Grower::values_like(const unflip::Shape& shape) const {
   std::vector<int> found;
   for (int v = 0; v <= static_cast<int>(graph_.ops.size()); ++v)
-    if (graph_.shape(v) == shape && !graph_.is_code(v)) found.push_back(v);
+    if (graph_.shape(v) == shape && graph_.is_float(v)) found.push_back(v);
   return found;
 }
 
@@ -311,7 +348,7 @@ bool Grower::fit_concat(Json& op) {
   for (const Json& item : inputs.items) {
     const int value = static_cast<int>(item.number);
     const unflip::Shape& shape = graph_.shape(value);
-    if (!graph_.is_code(value) && shape.height == first.height && shape.width == first.width) kept.items.push_back(item);
+    if (graph_.is_float(value) && shape.height == first.height && shape.width == first.width) kept.items.push_back(item);
   }
   inputs = kept;
   return !kept.items.empty();

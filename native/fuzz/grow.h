@@ -40,6 +40,7 @@ class Grower {
   bool fit(Json& op);
   bool fit_conv(Json& op, const unflip::Shape& in);
   bool fit_weights(Json& op, int64_t filters, int64_t depth, bool of_code);
+  void fit_bytes(Json& op);
   bool fit_quantize(Json& op, const unflip::Shape& in);
   void fit_steps(Json& op, const unflip::Shape& shape);
   bool fit_step(Json& step, const unflip::Shape& shape);
@@ -51,12 +52,13 @@ class Grower {
 
   // The number of the field, or of item `index` of a list; made whole and not too small.
   static int64_t whole(Json& op, const std::string& key, size_t index = 0, int least = 1);
+  static std::vector<int64_t> weight_shape(const Json& conv);
   std::string new_tensor(bool is_float, std::vector<int64_t> shape);
   // Makes the tensor that the field names have this shape, by repeating or cutting its content.
   void reshape(Json& op, const std::string& key, bool is_float, std::vector<int64_t> shape);
   Tensor* tensor(Json& op, const std::string& key);
   int float_value();
-  bool is_one(int value) const { return graph_.shape(value) == unflip::Shape{1, 1, 1} && !graph_.is_code(value); }
+  bool is_one(int value) const { return graph_.shape(value) == unflip::Shape{1, 1, 1} && graph_.is_float(value); }
   std::vector<int> values_like(const unflip::Shape& shape) const;
 
   Draft draft_;

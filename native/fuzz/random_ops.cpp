@@ -15,7 +15,7 @@ Json empty_list() { return list({}); }
 
 int Grower::float_value() {
   const int value = static_cast<int>(random_.below(graph_.ops.size() + 1));
-  return graph_.is_code(value) ? 0 : value;
+  return graph_.is_float(value) ? value : 0;
 }
 
 Json Grower::random_conv(int x) {
@@ -34,7 +34,7 @@ Json Grower::random_conv(int x) {
   set(op, "stride", list({window(in.height), window(in.width)}));
   set(op, "dilation", list({random_.chance(80) ? 1 : window(in.height), random_.chance(80) ? 1 : window(in.width)}));
   set(op, "padding", list({padding(), padding(), padding(), padding()}));
-  if (!graph_.is_code(x) && random_.chance(60)) {
+  if (graph_.is_float(x) && random_.chance(60)) {
     set(op, "weight", text(new_tensor(true, {1, 1, 1, 1})));
     reshape(op, "weight", true, {1, 1, 3, 67});  // to be repeated
   } else {
@@ -122,6 +122,11 @@ Json Grower::random_op(const std::string& kind, int x) {
   };
   const auto pair = [&](int limit) { return list({double(random_.size(limit)), double(random_.size(limit))}); };
   if (kind == "map") set(op, "steps", random_steps(5));
+  if (kind == "to_bytes") {
+    const int64_t count = random_.chance(40) ? 1 : 13;
+    for (const char* key : {"scale", "shift"}) set(op, key, text(new_tensor(true, {count})));
+    set(op, "zero", text(new_tensor(false, {count})));
+  }
   if (kind == "max_pool" || kind == "avg_pool") add_pool_fields(op);
   if (kind == "avg_pool") set(op, "count_padding", boolean(random_.chance(50)));
   if (kind == "mean_abs") {
