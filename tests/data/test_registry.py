@@ -32,7 +32,8 @@ def test_the_shipped_sets() -> None:
     assert data.names() == ["cifar10", "digits", "folder", "images"]
     options = {name: data.option_names(name) for name in data.names()}
     images = ["size", "resize", "scale_min", "jitter", "lighting", "order"]
-    assert options == {"cifar10": [], "digits": [], "folder": ["size"], "images": images}
+    folder = ["size", "test_share"]
+    assert options == {"cifar10": [], "digits": [], "folder": folder, "images": images}
     for name in data.names():
         registry._check_signature(name, registry._loader(name))
 

@@ -92,10 +92,10 @@ class Recorder:
         self.tasks.append(task)
         self.most = max(self.most, len(self.tasks))
 
-    def wait(self) -> str:
+    def wait(self) -> tuple[str, Exception | None]:
         task = self.tasks.pop(0)
         task.run()
-        return task.name
+        return task.name, None
 
     def stop(self) -> None:
         assert not self.tasks
@@ -245,10 +245,13 @@ class Queue:
         self.waiting.append(task)
         self.most = max(self.most, len(self.waiting))
 
-    def wait(self) -> str:
+    def wait(self) -> tuple[str, Exception | None]:
         task = self.waiting.pop()
-        task.run()
-        return task.name
+        try:
+            task.run()
+        except RunError as error:
+            return task.name, error
+        return task.name, None
 
     def stop(self) -> None:
         self.stopped = True
@@ -266,7 +269,7 @@ def test_workers_get_an_arm_when_its_start_is_finished(
     assert (queue.most, queue.waiting, queue.stopped) == (3, [], True)
 
 
-def test_workers_are_stopped_when_one_fails(
+def test_an_error_is_raised_after_the_other_arms(
     trainer: Any, on_digits: OnDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(2)
@@ -279,5 +282,6 @@ def test_workers_are_stopped_when_one_fails(
     trainer.before = fails
     with pytest.raises(RunError, match="the disk is full"):
         run_study(on_digits("ablation", tmp_path), engine=StudyEngine("pool"))
+    assert len(trainer.calls) == 9
     assert queue.stopped
     assert len(Summary.read(tmp_path).arms[0].runs) == 2

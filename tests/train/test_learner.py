@@ -56,7 +56,8 @@ def test_every_shipped_recipe_runs_two_steps(name: str, digits: ImageSet) -> Non
     recipe = load_recipe(name)
     overrides = ["batch_size=8", *narrow.get(recipe.model.name, [])]
     recipe = load_recipe(name, overrides)
-    data = {"cifar10": noise(32), "images": noise(64), "digits": digits}[recipe.data.name]
+    sets = {"cifar10": noise(32), "folder": noise(32), "images": noise(64), "digits": digits}
+    data = sets[recipe.data.name]
     model = build_model(recipe, data.spec, seed=0)
     if recipe.start:
         first = build_model(load_recipe(recipe.start, overrides), data.spec, seed=1)

@@ -63,9 +63,9 @@ def test_a_folder_of_images_from_training_to_evaluation(
 def test_the_help_says_how_a_folder_is_laid_out(unflip: Start) -> None:
     shown = unflip("train", "--help").out
     for words in (
-        "data.name=folder",
-        "data.size=32",
-        "DIR/train/CLASS/*.png",
-        "DIR/test/CLASS/*.png",
+        "unflip train images --data DIR",
+        "DIR/CLASS/*.jpg",
+        "DIR/train/CLASS",
+        "DIR/val/CLASS",
     ):
         assert words in shown
