@@ -115,13 +115,13 @@ class BopMethod(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.gamma <= 1:
-            raise ValueError(f"bop: gamma={self.gamma} should be a rate, 0 < gamma <= 1")
+            raise ValueError(f"{self.name}: gamma={self.gamma} should be a rate, 0 < gamma <= 1")
         if not self.threshold >= 0:
-            raise ValueError(f"bop: threshold={self.threshold} should be >= 0")
+            raise ValueError(f"{self.name}: threshold={self.threshold} should be >= 0")
 
     @property
     def family(self) -> str:
-        """γ and τ affect training only."""
+        """All options affect training only."""
         return self.name
 
     @property

@@ -33,9 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unflip.methods.base import InputBinarizer, Method, WeightBinarizer
-from unflip.methods.bop import NO_LATENT_WEIGHTS, Bop, FlippedSign, flip_above
-from unflip.methods.pieces import ClippedSign
+from unflip.methods.bop import Bop, BopMethod, flip_above
 from unflip.methods.registry import register
 
 EPSILON = 1e-10
@@ -68,36 +66,17 @@ class Bop2(Bop):
 
 @register("bop2")
 @dataclass(frozen=True)
-class Bop2Method(Method):
+class Bop2Method(BopMethod):
     """Bop with gradients in units of their size: ±1 weights flip where their average exceeds a threshold."""
 
     gamma: float = 1e-7
-    sigma: float = 1e-3
     threshold: float = 1e-6
+    sigma: float = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option in ("gamma", "sigma"):
-            value = getattr(self, option)
-            if not 0 < value <= 1:
-                raise ValueError(f"bop2: {option}={value} should be a rate, 0 < {option} <= 1")
-        if not self.threshold >= 0:
-            raise ValueError(f"bop2: threshold={self.threshold} should be >= 0")
-
-    @property
-    def family(self) -> str:
-        """All options affect training only."""
-        return self.name
-
-    @property
-    def unfit_for_lns(self) -> str | None:
-        return NO_LATENT_WEIGHTS
-
-    def weight_binarizer(self, layer: nn.Module) -> WeightBinarizer:
-        return FlippedSign()
-
-    def input_binarizer(self, layer: nn.Module) -> InputBinarizer:
-        return ClippedSign()
+        if not 0 < self.sigma <= 1:
+            raise ValueError(f"{self.name}: sigma={self.sigma} should be a rate, 0 < sigma <= 1")
 
     def latent_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer | None:
         return Bop2(parameters, self.gamma, self.threshold, self.sigma)
