@@ -100,11 +100,13 @@ class Health:
         return f"optimizer.lr (now {rates.lr}){latent}"
 
     def _no_progress(self, epoch: int, loss: float) -> str | None:
-        """A fine-tuned network starts in a minimum, and the first steps leave it. So its limit is the loss of guessing,
-        unless a teacher is part of the loss."""
+        """A fine-tuned network starts in a minimum, and the first steps leave it. So its limit is the loss of guessing.
+        With a teacher that is not known, so nothing is said: weights that were float may just have become bits."""
+        if self.recipe.start is not None and self.recipe.distill is not None:
+            return None
         if self.start_loss is None:
             self.start_loss = loss
-        guessing = self.recipe.start is not None and self.recipe.distill is None
+        guessing = self.recipe.start is not None
         limit = self.guessing if guessing else self.start_loss
         warmed_up = epoch >= max(5, self.recipe.epochs // 20)
         if warmed_up and self._exploded(loss):  # it may have started there
