@@ -92,6 +92,13 @@ class Health:
         """Not for a loss that a teacher is part of: its value when guessing is not known."""
         return self.recipe.distill is None and loss > EXPLODED * self.guessing
 
+    def _guessing_with_teacher(self) -> float:
+        """The most that guessing can cost: the divergence from a teacher who is sure of each image is log(classes)."""
+        distill = self.recipe.distill
+        if distill is None:
+            return self.guessing
+        return self.guessing * (1 - distill.weight + distill.weight * distill.temperature**2)
+
     def _rates(self) -> str:
         rates = self.recipe.optimizer
         latent = (
@@ -101,13 +108,11 @@ class Health:
 
     def _no_progress(self, epoch: int, loss: float) -> str | None:
         """A fine-tuned network starts in a minimum, and the first steps leave it. So its limit is the loss of guessing.
-        With a teacher that is not known, so nothing is said: weights that were float may just have become bits."""
-        if self.recipe.start is not None and self.recipe.distill is not None:
-            return None
+        ReActNet's second step needs that too: the float weights that it starts from have just become bits."""
         if self.start_loss is None:
             self.start_loss = loss
         guessing = self.recipe.start is not None
-        limit = self.guessing if guessing else self.start_loss
+        limit = self._guessing_with_teacher() if guessing else self.start_loss
         warmed_up = epoch >= max(5, self.recipe.epochs // 20)
         if warmed_up and self._exploded(loss):  # it may have started there
             guessing, limit = True, self.guessing
