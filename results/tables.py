@@ -269,6 +269,8 @@ def _holm_line(arms: Mapping[str, Arm], base: Arm) -> list[str]:
     left = [f"{name} ({value:.2g})" for name, value in kept.items()]
     how = ", paired where possible" if any(paired(arm, base) for arm in arms.values()) else ""
     text = f"With Holm's correction for {len(p)} comparisons{how}, p < 0.05 remains for"
+    if len(left) > 3:
+        return ["", f"{text}:", "", *(f"- {one}" for one in left)]
     return ["", f"{text} {', '.join(left) or 'none'}."]
 
 
