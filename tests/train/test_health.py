@@ -89,7 +89,7 @@ def test_a_loss_that_began_exploded_is_not_measured_by_its_start() -> None:
 
 
 def test_with_a_teacher_guessing_costs_at_most_its_squared_temperature_more() -> None:
-    """ReActNet's second step starts from float weights and rises far above its first epoch; all its runs were stopped."""
+    """ReActNet's second step starts from float weights and its loss rises at first: all its runs were stopped."""
     distill = "distill={teacher: digits-float, temperature: 3, weight: 0.5}"
     seen = health("epochs=20", distill, name="digits-finetune")
     assert seen.problem(0, 0.2, 5, True) is None
