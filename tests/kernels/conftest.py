@@ -18,7 +18,15 @@ from torch import Tensor
 from unflip import models
 from unflip.kernels import Trial, shared_predictions
 from unflip.kernels.sign_conv import cuda_kernels
+from unflip.kernels.tuning import INTERPRETED
 from unflip.layers import auxiliary_losses
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if INTERPRETED and item.get_closest_marker("at_length"):
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture
@@ -44,14 +52,14 @@ def compile_for_sm_90() -> Callable[..., None]:
 
 
 @pytest.fixture
-def in_the_interpreter() -> Callable[[str], None]:
+def in_the_interpreter() -> Callable[..., None]:
     """Run a file of kernel tests in a process of its own: Triton's interpreter is chosen before Triton is imported."""
 
-    def run(file: str) -> None:
+    def run(file: str, marked: str = "not nightly") -> None:
         pytest.importorskip("triton")
         pytest.importorskip("numpy")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, file],
             env={**os.environ, "TRITON_INTERPRET": "1"},
             capture_output=True,
             text=True,

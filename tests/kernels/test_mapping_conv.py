@@ -157,6 +157,7 @@ def only(number: int, kernel: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "tuners", {})
 
 
+@pytest.mark.at_length
 @runs
 @pytest.mark.parametrize("number", range(1, len(mapping_conv.CONV_BLOCKS)))
 def test_every_block_of_a_convolution(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +167,7 @@ def test_every_block_of_a_convolution(number: int, monkeypatch: pytest.MonkeyPat
     check(network([(19, 5)] if INTERPRETED else [(64, 64), (19, 5)]))
 
 
+@pytest.mark.at_length
 @runs
 @pytest.mark.parametrize("number", range(1, len(mapping_conv.WGRAD_BLOCKS)))
 def test_every_block_of_the_weights_gradient(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +306,7 @@ def test_what_is_not_supported() -> None:
     assert not covers(6, mapping_conv.MOST_CHANNELS + 1)
 
 
+@pytest.mark.at_length
 @runs
 def test_kernels_that_are_wrong_are_found() -> None:
     model = network(SMALL[:1])

@@ -110,6 +110,7 @@ def test_a_gradient_that_nobody_needs_is_not_computed() -> None:
     assert all(torch.isfinite(grad).all() for grad in grads)
 
 
+@pytest.mark.at_length
 @runs
 def test_layers_of_several_shapes() -> None:
     """Layers of one shape go through their products together: each must give what it gives alone."""

@@ -154,6 +154,7 @@ def test_values_and_gradients(
         assert off(a, b) < (5e-4 if a.dtype == torch.float16 else 1e-4)
 
 
+@pytest.mark.at_length
 @runs
 def test_the_same_bits_every_time_and_compiled() -> None:
     compiled = torch.compile(operator.normalize, backend="aot_eager", fullgraph=True, dynamic=False)
@@ -380,6 +381,7 @@ def test_running_statistics_are_those_of_batchnorm(shifted: bool) -> None:
     assert bn.num_batches_tracked == theirs.num_batches_tracked == 3
 
 
+@pytest.mark.at_length
 @runs
 @pytest.mark.parametrize(
     "options",

@@ -340,6 +340,7 @@ def small_trial(seed: int, x: Tensor) -> Trial:
     )
 
 
+@pytest.mark.at_length
 @runs
 @pytest.mark.filterwarnings("error")
 def test_the_kernels_pass_their_checks_and_compiled_code_is_shared_by_seeds() -> None:

@@ -172,6 +172,7 @@ def only(
     monkeypatch.setattr(cuda_kernels, "covers", lambda *_: False)
 
 
+@pytest.mark.at_length
 @runs
 @pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
 @pytest.mark.parametrize("number", range(len(triton_launch.PIXEL_BLOCKS)))
@@ -185,6 +186,7 @@ def test_every_pixel_block(
     check(shape, "pm1")
 
 
+@pytest.mark.at_length
 @runs
 @pytest.mark.parametrize("shape", FEW_SHAPES, ids=names)
 @pytest.mark.parametrize("number", range(len(triton_launch.CHUNK_BLOCKS)))
@@ -195,6 +197,7 @@ def test_every_chunk_block(
     check(shape, "pm1")
 
 
+@pytest.mark.at_length
 @runs
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7, 50])
 def test_any_number_of_chunks_covers_every_pixel_once(
@@ -225,6 +228,7 @@ def test_networks_side_by_side_share_the_device(monkeypatch: pytest.MonkeyPatch)
     assert 1 <= triton_launch.chunks(x, (32, 32), 144, 16, 8) <= alone // 4
 
 
+@pytest.mark.at_length
 @runs
 @every_kind
 def test_compiled_is_the_same(inputs: str) -> None:
