@@ -24,6 +24,7 @@ def short_recipes():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "load_recipe", short)
+        patch.setattr(demo, "SEEDS", (0, 1))
         yield short
 
 
@@ -31,17 +32,23 @@ def short_recipes():
 def finished(short_recipes, tmp_path_factory):
     """The folder of a demo, and what it printed; read only."""
     out, printed = tmp_path_factory.mktemp("demo"), io.StringIO()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with redirect_stdout(printed), pytest.warns(UserWarning, match="warm start"):
         demo.run_demo(out)
-    torch.set_num_threads(threads)
     return out, printed.getvalue()
 
 
 def test_demo_trains_four_networks_and_leaves_model_and_picture(finished):
     out, printed = finished
-    for word in ("float network", "fine-tuning", "LNS", "Kbit", "layer3.2.conv2", "curves.png"):
+    for word in (
+        "mean ± std of 2 seeds",
+        "from the same 2 baselines",
+        "float network",
+        "fine-tuning",
+        "LNS",
+        "Kbit",
+        "layer3.2.conv2",
+        "curves.png",
+    ):
         assert word in printed
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     state = safetensors.torch.load_file(out / "digits-lns.safetensors")
@@ -49,7 +56,8 @@ def test_demo_trains_four_networks_and_leaves_model_and_picture(finished):
     assert not any("mapping" in name or "layer1.0.conv1.weight" in name for name in state)
     small = (out / "digits-lns.safetensors").stat().st_size
     assert small < (out / "digits-float.safetensors").stat().st_size
-    assert {run.folder.parent.name for run in Run.below(out) if run.finished} == set(demo.RECIPES)
+    names = [run.folder.parent.name for run in Run.below(out) if run.finished]
+    assert sorted(names) == sorted(2 * demo.RECIPES)
 
     packed = out / "digits-lns.unflip"
     assert read(packed).graph["labels"] == [str(digit) for digit in range(10)]
@@ -75,15 +83,27 @@ def test_an_interrupted_demo_resumes_and_a_finished_one_starts_again(finished, t
     shutil.copytree(finished[0], out)
 
     def results():
-        return {run.folder.parent.name: run.result for run in Run.below(out)}
+        return {str(run.folder.relative_to(out)): run.result for run in Run.below(out)}
 
     first = results()
     lns = Run.of_seed(out / "digits-lns", 0)
     (lns.folder / "result.json").unlink()
     demo.run_demo(out)
     resumed = results()
-    assert [name for name in first if resumed[name] != first[name]] == ["digits-lns"]
-    assert resumed["digits-lns"]["accuracy"] == first["digits-lns"]["accuracy"]
+    assert [name for name in first if resumed[name] != first[name]] == ["digits-lns/seed-0"]
+    assert resumed["digits-lns/seed-0"]["accuracy"] == first["digits-lns/seed-0"]["accuracy"]
 
     demo._forget_finished(out)
     assert not any((out / name).exists() for name in demo.RECIPES)
+
+
+def test_what_a_difference_means():
+    """Student's t: the half interval of 0.9, 1.0, 1.1 is 4.303 · 0.1 / √3 = 0.248; of 0, 1, 2 it is 2.48."""
+    base = [90.0, 91.0, 92.0]
+    clear = demo.difference([90.9, 92.0, 93.1], base)
+    assert clear.startswith(
+        "LNS over fine-tuning, from the same 3 baselines: +1.0 ± 0.1 points. Zero is outside"
+    )
+    chance = demo.difference([90.0, 92.0, 94.0], base)
+    assert "+1.0 ± 1.0 points. Zero is within" in chance
+    assert "+0.0 ± 0.0 points. Zero is within" in demo.difference(base, base)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -32,18 +32,20 @@ from unflip.train import RunOptions, train
 
 RECIPES = ("digits-float", "digits-dorefa", "digits-finetune", "digits-lns")
 LABELS = ("float network", "binary baseline (DoReFa)", "fine-tuning", "LNS")
+SEEDS = (0, 1, 2)
+T_95 = 4.303  # of Student's t with two degrees of freedom, for the means of three seeds
 
 console = Console(soft_wrap=True, markup=False, emoji=False)  # as unflip.cli.app has it
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run of the demo."""
+    """The finished runs of one recipe. ``model`` and ``run`` are those of the first seed."""
 
     label: str
     recipe: Recipe
     model: nn.Module
-    result: dict[str, Any]
+    accuracies: list[float]
     cost: Cost
     run: Run
 
@@ -55,8 +57,12 @@ def run_demo(out: Path) -> None:
     console.print(
         f"{len(data.train_labels):,} handwritten digits to learn from, {len(data.test_labels)} to test\n"
     )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # images are so small that threads only wait for each other
     trained = [_train(name, label, data, out) for name, label in zip(RECIPES, LABELS, strict=True)]
-    _print_comparison(trained, len(data.test_labels))
+    torch.set_num_threads(threads)
+    _print_comparison(trained)
+    console.print(difference(trained[3].accuracies, trained[2].accuracies) + "\n")
     _print_flips(trained[1], trained[2], trained[3])
     _save_frozen(trained[0], trained[3], data, out)
     _pack_and_run(trained[0], trained[3], data, out)
@@ -67,7 +73,7 @@ def run_demo(out: Path) -> None:
 def _forget_finished(out: Path) -> None:
     """A finished demo starts again; an interrupted one resumes."""
     folders = [out / name for name in RECIPES]
-    if all(Run.of_seed(folder, 0).finished for folder in folders):
+    if all(Run.of_seed(folder, seed).finished for folder in folders for seed in SEEDS):
         for folder in folders:
             shutil.rmtree(folder)
 
@@ -76,29 +82,37 @@ def _train(name: str, label: str, data: ImageSet, out: Path) -> Trained:
     recipe = load_recipe(name)
     start = out / recipe.start if recipe.start else None
     options = RunOptions(device="cpu")
-    [result] = train(recipe, data, out / name, start=start, options=options)
+    results = train(recipe, data, out / name, seeds=SEEDS, start=start, options=options)
     model = unflip.load_run(out / name)
     counted = cost(model, torch.from_numpy(data.test_images[:1]).float())
-    return Trained(label, recipe, model, result, counted, Run.of_seed(out / name, 0))
+    accuracies = [result["accuracy"] for result in results]
+    return Trained(label, recipe, model, accuracies, counted, Run.of_seed(out / name, SEEDS[0]))
 
 
-def _print_comparison(trained: list[Trained], images: int) -> None:
+def _print_comparison(trained: list[Trained]) -> None:
     baseline = trained[1]
     table = Table("network", "test accuracy", "memory", "FLOPs", "signs changed since the baseline")
     for one in trained:
         changed = "" if one is trained[0] or one is baseline else _changed(baseline, one)
         table.add_row(
             one.label,
-            f"{one.result['accuracy']:.1f} %",
+            f"{statistics.mean(one.accuracies):.1f} ± {statistics.stdev(one.accuracies):.1f} %",
             f"{one.cost.memory_bits / 1e3:,.0f} Kbit",
             f"{one.cost.flops / 1e6:.2f} M",
             changed,
         )
     console.print(table)
-    console.print(
-        f"One seed, {images} test images: one image is {100 / images:.1f} %, so differences of a point "
-        "between the binary networks mean nothing here.\n"
-    )
+    console.print(f"Accuracy: mean ± std of {len(SEEDS)} seeds. All else is of the first seed.")
+
+
+def difference(lns: Sequence[float], finetuned: Sequence[float]) -> str:
+    """What LNS gained over fine-tuning from the same baselines, and whether that is more than chance."""
+    gained = [a - b for a, b in zip(lns, finetuned, strict=True)]
+    mean, std = statistics.mean(gained), statistics.stdev(gained)
+    text = f"LNS over fine-tuning, from the same {len(gained)} baselines: {mean:+.1f} ± {std:.1f} points."
+    if abs(mean) <= T_95 * std / math.sqrt(len(gained)):
+        return f"{text} Zero is within the 95 % interval of this mean: these few runs show no difference."
+    return f"{text} Zero is outside the 95 % interval of this mean, on these digits and with these settings."
 
 
 def _changed(before: Trained, after: Trained) -> str:
