@@ -26,7 +26,7 @@ from qonnx_worker import PYTHON, in_qonnx  # noqa: E402
 from unflip.export.qonnx import export, to_model  # noqa: E402
 
 needs_qonnx = pytest.mark.skipif(
-    PYTHON is None, reason="set UNFLIP_QONNX_PYTHON to a Python with qonnx and hls4ml"
+    not PYTHON, reason="set UNFLIP_QONNX_PYTHON to a Python with qonnx and hls4ml"
 )
 PM1 = {"name": "dorefa", "inputs": "pm1"}
 TWO_BITS = {"name": "dorefa", "input_bits": 2}
