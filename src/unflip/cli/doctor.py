@@ -32,7 +32,7 @@ class Extra(NamedTuple):
 
 EXTRAS = (
     Extra("torch", "torch", "train", "training, packing"),
-    Extra("onnx", "onnx", "onnx", "ONNX export"),
+    Extra("onnx", "onnx", "onnx", "ONNX and QONNX"),
     Extra("simplejpeg", "simplejpeg", "images", "faster JPEG decoding"),
     Extra("pyarrow", "pyarrow", "parquet", "image sets in Parquet files"),
     Extra("tensorboard", "tensorboard", "tensorboard", "unflip train --tensorboard"),

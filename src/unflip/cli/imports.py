@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from unflip.imports.write import Images
+    from unflip.packing.file import Packed as PackedNetwork
 
 imports = typer.Typer(
     help="Turn networks that others trained into packed files.",
@@ -203,6 +204,48 @@ def larq(
     _write(out, found.model, images, origin, files, found.changes, names)
 
 
+QONNX_PAGE = "https://github.com/fastmachinelearning/qonnx"
+
+
+@imports.command(epilog="Example: unflip import qonnx model.onnx -o model.unflip --pixels -1..1")
+def qonnx(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.onnx", help="What brevitas.export.export_qonnx wrote."),
+    ],
+    out: Out,
+    pixels: Annotated[
+        str | None,
+        typer.Option(
+            help="What the network was trained on: 0..1, -1..1, 0..255 or imagenet (its mean and standard "
+            "deviation). Default: not stated in the file."
+        ),
+    ] = None,
+    labels: Labels = None,
+    license: License = None,
+) -> None:
+    """Import a QONNX file with binary weights, as brevitas exports them.
+
+    Neither brevitas nor qonnx is needed. The file must be complete: data in other files is not read.
+    """
+    needs("importing networks", "torch")
+    needs("importing QONNX files", "onnx")
+    from unflip.imports import qonnx as source
+    from unflip.imports.write import Images
+
+    found = source.load(file)
+    mean, std, words = _pixels(pixels, found.shape)
+    classes = f"{found.classes:,} classes; their names are not known"
+    images = Images(found.shape, mean, std, None, classes, words)
+    origin = {
+        "format": f"QONNX, written by {found.producer}",
+        "page": QONNX_PAGE,
+        "license": license or "not stated",
+    }
+    names = _names(labels, found.classes)
+    _write(out, found.packed, images, origin, [file], found.changes, names)
+
+
 Numbers = tuple[float, ...]
 
 
@@ -235,14 +278,17 @@ def _names(path: Path | None, count: int) -> Sequence[str] | None:
 
 def _write(
     out: Path,
-    model: nn.Module,
+    network: nn.Module | PackedNetwork,
     images: Images,
     origin: dict[str, str],
     files: list[Path],
     changes: list[str],
     labels: Sequence[str] | None,
 ) -> None:
-    from unflip.imports.write import save, sha256
+    from torch import nn
+
+    from unflip.imports.write import named, packed, sha256
+    from unflip.packing.file import write
 
     if any(out.resolve() == path.resolve() for path in files):
         raise ValueError(f"{out} is the file to import: give another file with -o")
@@ -250,7 +296,11 @@ def _write(
         kind = "graph" if path.suffix == ".json" else "file"
         origin[kind] = path.name
         origin[f"{kind} SHA-256"] = sha256(path)
-    size = save(out, model, images, origin, labels)
+    if isinstance(network, nn.Module):
+        found = packed(network, images, origin, labels)
+    else:
+        found = named(network, images, origin, labels)
+    size = write(out, found)
     print(f"{out}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), from {files[0].name}")
     for change in changes:
         print(f"changed: {change}")

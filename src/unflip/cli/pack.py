@@ -36,6 +36,12 @@ def export(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Default: MODEL with the suffix .onnx.")
     ] = None,
+    qonnx: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write QONNX instead, for FPGA tools such as FINN and hls4ml."
+        ),
+    ] = None,
     c: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write C99 instead, NAME.h and NAME.c in this folder."),
@@ -63,14 +69,14 @@ def export(
     max_memory: MaxMemory = None,
     max_work: MaxWork = None,
 ) -> None:
-    """Write a packed network as an ONNX file, or as plain C.
+    """Write a packed network as an ONNX file, as QONNX, or as plain C.
 
-    The ONNX file has standard operators; weights are stored as bits. The C code needs no library and no allocation,
-    and computes the same bits as the runtime.
+    The ONNX file has standard operators; weights are stored as bits. QONNX has BipolarQuant and Quant nodes. The C
+    code needs no library and no allocation, and computes the same bits as the runtime.
     """
+    if [out, qonnx, c].count(None) < 2:
+        raise ValueError("-o writes an ONNX file, --qonnx QONNX and --c C code; give one of them")
     if c is not None:
-        if out is not None:
-            raise ValueError("-o is the name of an ONNX file, and --c writes C; give one of them")
         if check is not None and int16 is not None:
             raise ValueError("--check compares bits, which --int16 changes; give one of them")
         limits = (max_memory, max_work)
@@ -79,17 +85,20 @@ def export(
         return _export_c(model, c, name or model.stem, check, replace, limits)
     if name is not None or check is not None or int16 is not None or replace:
         raise ValueError("--name, --check, --int16 and --replace need --c DIR")
-    target = out or model.with_suffix(".onnx")
+    target = qonnx or out or model.with_suffix(".onnx")
     if target.suffix != ".onnx":
         raise ValueError(
-            f"-o {target} should end in .onnx; for C code, give a folder with --c instead"
+            f"{'-o' if qonnx is None else '--qonnx'} {target} should end in .onnx; for C code, give a folder with --c "
+            "instead"
         )
     if target.resolve() == model.resolve():
-        raise ValueError(f"{target} is the packed network itself: give another file with -o")
+        raise ValueError(f"{target} is the packed network itself: give another file")
     needs("writing ONNX files", "onnx")
-    from unflip.export.onnx import export as to_onnx
+    from unflip.export import onnx as plain
+    from unflip.export import qonnx as dialect
 
-    size = to_onnx(model, target, max_memory, max_work)
+    write = plain.export if qonnx is None else dialect.export
+    size = write(model, target, max_memory, max_work)
     print(f"{target}: {size:,} bytes ({model.name}: {model.stat().st_size:,})")
 
 

@@ -1,1 +1,1 @@
-"""Exports packed networks to other formats: ``unflip.export.onnx.export("model.unflip", "model.onnx")``."""
+"""Exports packed networks to other formats: ``unflip.export.onnx``, ``unflip.export.qonnx`` and ``export.plain_c``."""

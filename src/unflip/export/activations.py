@@ -13,12 +13,12 @@ from unflip.packing.file import PackedFileError
 
 @op
 def curve(e: Exporter, inputs: list[int], *, function: str) -> Value:
-    x = e.float_value(inputs[0])
+    x = e.any_value(inputs[0])
     if function not in ACTIVATIONS:
         raise PackedFileError(
             f"unknown function {function!r}; the known ones are {', '.join(ACTIVATIONS)}"
         )
-    return Value(ACTIVATIONS[function](e, x.name), x.shape)
+    return x._replace(name=ACTIVATIONS[function](e, x.name))
 
 
 def _gelu(e: Exporter, x: str) -> str:
@@ -40,14 +40,14 @@ def _sigmoid(e: Exporter, x: str) -> str:
 
 @op
 def softmax(e: Exporter, inputs: list[int]) -> Value:
-    x = e.float_value(inputs[0])
-    return Value(e.onnx.node("Softmax", x.name, axis=1), x.shape)
+    x = e.any_value(inputs[0])
+    return x._replace(name=e.onnx.node("Softmax", x.name, axis=1))
 
 
 @op
 def log_softmax(e: Exporter, inputs: list[int]) -> Value:
-    x = e.float_value(inputs[0])
-    return Value(e.onnx.node("LogSoftmax", x.name, axis=1), x.shape)
+    x = e.any_value(inputs[0])
+    return x._replace(name=e.onnx.node("LogSoftmax", x.name, axis=1))
 
 
 @op

@@ -139,7 +139,7 @@ def conv(
         raise PackedFileError(
             "needs 'weight' (for a float input), or 'scales' and 'bits' or 'bytes'"
         )
-    size = _conv_size(x.shape, shape, stride, dilation, padding)
+    size = conv_size(x.shape, shape, stride, dilation, padding)
     return apply_steps(e, Value(out, (shape[0], *size)), steps, exact=weight is None)
 
 
@@ -204,7 +204,7 @@ def _common_unit(scales: list[float], offset: float) -> float | None:
     return None
 
 
-def _conv_size(
+def conv_size(
     shape: Shape, kernel: list[int], stride: list[int], dilation: list[int], padding: list[int]
 ) -> tuple[int, int]:
     h, w = (

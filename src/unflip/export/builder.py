@@ -55,7 +55,7 @@ class Builder:
 
     def constant(self, array: Array) -> str:
         """A constant. Equal constants are stored once."""
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = self._new()
@@ -74,22 +74,54 @@ class Builder:
         """Rename the last value."""
         self._nodes[-1].output[0] = name
 
+    def remove_identities(self) -> None:
+        """Give the name of an Identity's output to its input, if a node makes that."""
+        makers = {name: node for node in self._nodes for name in node.output}
+        for identity in [node for node in self._nodes if node.op_type == "Identity"]:
+            maker = makers.pop(identity.input[0], None)
+            if maker is None:  # an input of the graph, or an output that has its name already
+                continue
+            old, new = identity.input[0], identity.output[0]
+            self._nodes.remove(identity)
+            for node in self._nodes:
+                for names in (node.input, node.output):
+                    names[:] = [new if name == old else name for name in names]
+
+    def remove_unused(self, outputs: Iterable[str]) -> None:
+        """Remove nodes and constants that none of the outputs needs."""
+        needed, kept = set(outputs), []
+        for node in reversed(self._nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input)
+                kept.append(node)
+        self._nodes = kept[::-1]
+        self._initializers = [tensor for tensor in self._initializers if tensor.name in needed]
+
     def model(
-        self, input_shape: list[int], output_shapes: dict[str, list[int]], metadata: dict[str, str]
+        self,
+        input_shape: list[int],
+        output_shapes: dict[str, list[int]],
+        metadata: dict[str, str],
+        batch: int | str = "batch",
+        domains: tuple[str, ...] = (),
     ) -> Any:
-        """The model, with the float32 input ``input`` and the outputs, for any batch size."""
+        """The model, with the float32 input ``input`` and the outputs, for one batch size or any.
+
+        ``domains``: those of operators that are not ONNX's own.
+        """
         helper, float32 = self._onnx.helper, self._onnx.TensorProto.FLOAT
         graph = helper.make_graph(
             self._nodes,
             "unflip",
-            [helper.make_tensor_value_info("input", float32, ["batch", *input_shape])],
+            [helper.make_tensor_value_info("input", float32, [batch, *input_shape])],
             [
-                helper.make_tensor_value_info(name, float32, ["batch", *shape])
+                helper.make_tensor_value_info(name, float32, [batch, *shape])
                 for name, shape in output_shapes.items()
             ],
             self._initializers,
         )
         opsets = [helper.make_opsetid("", OPSET)]
+        opsets += [helper.make_opsetid(domain, 1) for domain in domains]
         model = helper.make_model(graph, opset_imports=opsets, producer_name="unflip")
         model.ir_version = IR_VERSION
         helper.set_model_props(model, metadata)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unflip.export.builder import Builder
-from unflip.packing.file import Packed, PackedFileError
+from unflip.packing.file import Array, Packed, PackedFileError
 
 Shape = tuple[int, int, int]
 
@@ -18,6 +18,7 @@ class Value(NamedTuple):
 
     name: str
     shape: Shape
+    flat: bool = False  # batch × channels in the ONNX graph, without height and width
 
 
 class Code(NamedTuple):
@@ -26,6 +27,9 @@ class Code(NamedTuple):
     terms: list[tuple[float, str]]
     offset: float
     shape: Shape
+    flat: bool = False
+    largest: int = 1  # the largest absolute value of a term
+    zero: Array | None = None  # of whole numbers: the number per channel that stands for 0
 
 
 OPS: dict[str, Callable[..., Value | Code]] = {}
@@ -50,20 +54,39 @@ def step(function: Callable[..., str]) -> Callable[..., str]:
 class Exporter:
     """The values so far, and helpers that add nodes. Functions marked with @op and @step export one op or step each."""
 
-    def __init__(self, packed: Packed, taken: list[str]) -> None:
+    def __init__(
+        self, packed: Packed, taken: list[str], ops: dict[str, Callable[..., Value | Code]]
+    ) -> None:
         self.graph, self.tensors = packed
+        self.ops = ops
         self.onnx = Builder(taken=taken)
         self.values: list[Value | Code] = []
+        channels, height, width = self.graph["input"]["shape"]
+        self.input_shape: Shape = (channels, height, width)
 
     def float_value(self, number: int) -> Value:
+        """A float value with height and width."""
+        return self.as_image(self.any_value(number))
+
+    def any_value(self, number: int) -> Value:
+        """A float value, which may be flat."""
         value = self.values[number]
         if isinstance(value, Code):
             raise PackedFileError(f"value {number} is a code; only conv can have a code as input")
         return value
 
-    def channels(self, tensor: str) -> str:
+    def as_image(self, x: Value) -> Value:
+        return Value(self.reshape(x.name, *x.shape), x.shape) if x.flat else x
+
+    def as_flat(self, x: Value) -> Value:
+        return x if x.flat else Value(self.onnx.node("Flatten", x.name), x.shape, flat=True)
+
+    def channels(self, tensor: str, flat: bool = False) -> str:
         """A tensor (C) or (1) as a constant that broadcasts over batch and pixels."""
-        return self.onnx.constant(self.tensors[tensor].reshape(-1, 1, 1))
+        return self.per_channel(self.tensors[tensor], flat)
+
+    def per_channel(self, array: Array, flat: bool = False) -> str:
+        return self.onnx.constant(array.reshape(-1) if flat else array.reshape(-1, 1, 1))
 
     def sum(self, names: list[str]) -> str:
         return names[0] if len(names) == 1 else self.onnx.node("Sum", *names)

@@ -11,7 +11,7 @@ from unflip.packing.file import PackedFileError
 
 @op
 def map_(e: Exporter, inputs: list[int], *, steps: list[dict[str, Any]]) -> Value:
-    return apply_steps(e, e.float_value(inputs[0]), steps)
+    return apply_steps(e, e.any_value(inputs[0]), steps)
 
 
 def apply_steps(e: Exporter, x: Value, steps: list[dict[str, Any]], exact: bool = False) -> Value:
@@ -28,7 +28,7 @@ def apply_steps(e: Exporter, x: Value, steps: list[dict[str, Any]], exact: bool 
             inspect.signature(function).bind(e, x, **fields)
         except TypeError as error:
             raise PackedFileError(f"step {kind}: {error}") from None
-        x = Value(function(e, x, **fields), x.shape)
+        x = x._replace(name=function(e, x, **fields))
     return x
 
 
@@ -44,14 +44,14 @@ def affine(
     name = x.name
     for operator, tensor in (("Mul", scale), ("Add", shift)):
         if tensor is not None:
-            constant = e.channels(tensor)
+            constant = e.channels(tensor, x.flat)
             name = e.onnx.node(operator, *((constant, name) if exact else (name, constant)))
     return name
 
 
 @step
 def prelu(e: Exporter, x: Value, *, slope: str) -> str:
-    return e.onnx.node("PRelu", x.name, e.channels(slope))
+    return e.onnx.node("PRelu", x.name, e.channels(slope, x.flat))
 
 
 @step
@@ -66,7 +66,7 @@ def clamp(e: Exporter, x: Value, *, low: float | None, high: float | None) -> st
 
 @step
 def add(e: Exporter, x: Value, *, value: int) -> str:
-    other = e.float_value(value)
+    other = e.as_flat(e.any_value(value)) if x.flat else e.float_value(value)
     if other.shape != x.shape:
         raise PackedFileError(
             f"it adds a value of shape {other.shape} to {x.shape}; both must have the same shape"
@@ -76,6 +76,8 @@ def add(e: Exporter, x: Value, *, value: int) -> str:
 
 @step
 def mul(e: Exporter, x: Value, *, value: int) -> str:
+    if x.flat:
+        return e.as_flat(Value(mul(e, e.as_image(x), value=value), x.shape)).name
     other = e.float_value(value)
     (channels, *size), groups = x.shape, other.shape[0]
     whole = other.shape == (channels, 1, 1)

@@ -14,7 +14,6 @@ from unflip.data import class_names
 from unflip.data.cifar import CLASSES as CIFAR10
 from unflip.imports.errors import CannotImport
 from unflip.packing import Packed, make_packed
-from unflip.packing.file import write
 
 MOST_SOURCE = 4096  # bytes of one text, as the runtime reads it
 
@@ -85,11 +84,25 @@ def packed(
     found = make_packed(
         model, _example(images), labels=labels or images.labels, preprocess=_preprocess(images)
     )
+    return with_source(found, images, origin)
+
+
+def with_source(found: Packed, images: Images, origin: dict[str, str]) -> Packed:
+    """The packed network with its origin and what is known about the images, as ``source``."""
     source = origin | {"classes": images.classes, "images": images.preparation}
     for key, text in source.items():
         if len(text.encode()) > MOST_SOURCE:
             raise CannotImport(f"the source's {key} is longer than {MOST_SOURCE:,} bytes")
     return found._replace(graph=found.graph | {"source": source})
+
+
+def named(
+    found: Packed, images: Images, origin: dict[str, str], labels: Sequence[str] | None
+) -> Packed:
+    """A network that was packed without torch, with preprocessing, class names and origin."""
+    given = found.graph["input"] | {"preprocess": _preprocess(images)}
+    graph = found.graph | {"input": given, "labels": None if labels is None else list(labels)}
+    return with_source(found._replace(graph=graph), images, origin)
 
 
 def _preprocess(images: Images) -> dict[str, Sequence[float]] | None:
@@ -107,14 +120,3 @@ def _example(images: Images) -> Tensor:
     ones = [1] * (len(images.shape) - 1)
     mean, std = (torch.tensor(v).view(-1, *ones) for v in (images.mean, images.std))
     return (noise / 255 - mean) / std
-
-
-def save(
-    path: Path,
-    model: nn.Module,
-    images: Images,
-    origin: dict[str, str],
-    labels: Sequence[str] | None,
-) -> int:
-    """Write the packed file, and return its size in bytes."""
-    return write(path, packed(model, images, origin, labels))
