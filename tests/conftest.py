@@ -13,6 +13,7 @@ import runpy
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -51,9 +52,24 @@ torch.set_num_threads(1)
 LONG = ("runtime/test_native.py", "kernels/test_mapping_conv.py", "kernels/test_sign_conv.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is nightly
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first; with --no-loadscope-reorder, xdist keeps that order."""
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
+    _thin(items)
+
+
+def _thin(items: list[pytest.Item]) -> None:
+    """``thinned(n)``: by day every n-th case of a test, all of them at night."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("thinned")
+        if marker is None:
+            continue
+        test = item.nodeid.split("[")[0]
+        if seen[test] % marker.args[0]:
+            item.add_marker(pytest.mark.nightly)
+        seen[test] += 1
 
 
 @pytest.fixture(autouse=True)

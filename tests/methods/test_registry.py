@@ -242,6 +242,7 @@ def test_compiled_with_inductor(method: str) -> None:
     check_compiled(layer, torch.randn(8, 16), "inductor", tolerance=1e-4)
 
 
+@pytest.mark.thinned(4)
 @every_method
 def test_compiled_evaluation_equals_eager(method: str) -> None:
     model, x = binary_net(method).eval(), images()
@@ -251,6 +252,7 @@ def test_compiled_evaluation_equals_eager(method: str) -> None:
             torch.testing.assert_close(compiled(x), net(x), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.thinned(2)
 @every_method
 def test_export(method: str) -> None:
     model, x = binary_net(method).eval(), images()

@@ -67,6 +67,7 @@ def test_every_registered_model_is_tested() -> None:
     assert {name for name, _, _ in CASES.values()} == set(models.names()) - {"resnet34"}
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_model(case: str, method: Any) -> None:

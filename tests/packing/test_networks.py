@@ -23,6 +23,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("method", methods.names())
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_method_in_every_network(network, method, agree, lively):
