@@ -4,8 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <new>
-#include <stdexcept>
 
 #include "engine/binary_conv.h"
 #include "engine/byte_conv.h"
@@ -14,15 +12,16 @@
 #include "engine/plan.h"
 #include "engine/simple_tasks.h"
 #include "engine/transpose.h"
+#include "fail.h"
 
 namespace unflip {
 namespace {
 
 const Kernels* find_kernels(const std::string& isa) {
-  for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels(), avx2_intrinsics_kernels(),
-                           neon_base_kernels(), portable_look_up_kernels(), portable_popcount_kernels()})
+  for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), wasm_kernels(), portable_kernels(),
+                           avx2_intrinsics_kernels(), neon_base_kernels(), portable_look_up_kernels(), portable_popcount_kernels()})
     if (k && (isa.empty() || isa == k->name)) return k;
-  throw std::runtime_error("instruction set '" + isa + "' is not supported by this build or this CPU");
+  fail("instruction set '" + isa + "' is not supported by this build or this CPU");
 }
 
 #if defined(_WIN32)  // which does not have C11's aligned_alloc
@@ -39,7 +38,7 @@ class AlignedBytes {
   explicit AlignedBytes(int64_t size, uint8_t content = 0) {
     const int64_t whole = round_up(std::max<int64_t>(size, 1), 64);
     data_ = allocate(64, static_cast<size_t>(whole));
-    if (!data_) throw std::bad_alloc();
+    if (!data_) fail_for_memory();
     std::fill(data_, data_ + whole, content);
   }
   ~AlignedBytes() { release(data_); }
@@ -331,7 +330,7 @@ class EngineImpl : public Engine {
 
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
-  for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels()})
+  for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), wasm_kernels(), portable_kernels()})
     if (k) names.push_back(k->name);
   return names;
 }

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <stdexcept>
 #include <string_view>
 #include <unordered_set>
 
+#include "fail.h"
 #include "json.h"
 #include "safetensors.h"
 
@@ -67,7 +67,7 @@ class Fields {
     taken_.resize(object.keys.size());
   }
 
-  [[noreturn]] void fail(const std::string& what) const { throw std::runtime_error(where_ + ": " + what); }
+  [[noreturn]] void fail(const std::string& what) const { unflip::fail(where_ + ": " + what); }
 
   [[noreturn]] void wrong(const char* key, const std::string& right) const {
     const Json* found = object_.find(key);
@@ -185,12 +185,7 @@ class Loader {
   Graph load() {
     const Size memory = container_.memory + json_memory(container_.graph);
     check_memory(memory, options_.limits);
-    Json json;
-    try {
-      json = parse_json(container_.graph);
-    } catch (const std::runtime_error& error) {
-      throw std::runtime_error(std::string("graph: ") + error.what());
-    }
+    const Json json = parse_json(container_.graph, "graph: ");
     read(json);
     check_memory(memory + bytes_, options_.limits);
     if (options_.measure) options_.measure(graph_, memory + bytes_);
@@ -213,7 +208,7 @@ class Loader {
     check_source(fields);
     fields.finish();
     for (const auto& [name, tensor] : container_.tensors)
-      if (used_.count(name) == 0) throw std::runtime_error("tensor '" + name.substr(0, 100) + "': nothing in the graph uses it");
+      if (used_.count(name) == 0) fail("tensor '" + name.substr(0, 100) + "': nothing in the graph uses it");
   }
 
   // --- the graph's own fields

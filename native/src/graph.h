@@ -154,7 +154,7 @@ struct Graph {
 
 struct LoadOptions {
   Limits limits;
-  bool check_hash = true;  // false is for fuzzing: a mutated file's hash is always wrong
+  bool check_hash = true;  // false for files that were changed on purpose: by the fuzzer, or on the page that flips weights
   // Called before any tensor is copied, with the memory for the file and the graph. The graph has all shapes, but each of its
   // vectors of numbers has at most one element: the first one that is not 0, if there is one. May throw to refuse the graph.
   std::function<void(const Graph& without_tensors, Size memory)> measure;

@@ -4,10 +4,17 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <version>
+#if !defined(__cpp_lib_to_chars) && !defined(__wasm__)
 #include <locale>
 #include <sstream>
-#include <stdexcept>
-#include <version>
+#endif
+
+#include "fail.h"
+
+#if defined(__wasm__)  // JavaScript's Number(text): less code than a library's function, and as exact
+extern "C" __attribute__((import_module("unflip"), import_name("number"))) double unflip_js_number(const char* text, size_t size);
+#endif
 
 namespace unflip {
 namespace {
@@ -17,7 +24,7 @@ constexpr size_t kMaxValues = 4'000'000;  // 100,000 ops of 40 values each
 
 class Parser {
  public:
-  explicit Parser(std::string_view text) : text_(text) {}
+  Parser(std::string_view text, const std::string& what, const std::string& hint) : text_(text), what_(what), hint_(hint) {}
 
   Json document() {
     Json value = element(0);
@@ -28,7 +35,7 @@ class Parser {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw std::runtime_error("bad JSON at byte " + std::to_string(at_) + ": " + what);
+    unflip::fail(what_ + "bad JSON at byte " + std::to_string(at_) + ": " + what + hint_);
   }
 
   bool more() const { return at_ < text_.size(); }
@@ -140,7 +147,10 @@ class Parser {
   // Not strtod: it reads "0.5" as 0 if the program's locale uses a decimal comma.
   double convert(std::string_view digits) const {
     double result = 0;
-#if defined(__cpp_lib_to_chars)
+#if defined(__wasm__)
+    result = unflip_js_number(digits.data(), digits.size());
+    const bool fits = true;
+#elif defined(__cpp_lib_to_chars)
     const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), result);
     const bool fits = read.ec == std::errc();
 #else
@@ -246,6 +256,7 @@ class Parser {
   }
 
   std::string_view text_;
+  const std::string &what_, &hint_;
   size_t at_ = 0;
   size_t values_ = 0;
 };
@@ -267,7 +278,9 @@ int64_t json_memory(std::string_view text) {
   return 3 * (each + static_cast<int64_t>(text.size()));
 }
 
-Json parse_json(std::string_view text) { return Parser(text).document(); }
+Json parse_json(std::string_view text, const std::string& what, const std::string& hint) {
+  return Parser(text, what, hint).document();
+}
 
 const char* type_name(Json::Type type) {
   switch (type) {

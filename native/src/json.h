@@ -24,8 +24,8 @@ struct Json {
   const Json* find(std::string_view key) const;  // in an object; null if the key is missing
 };
 
-// Throws std::runtime_error with the problem and its byte position.
-Json parse_json(std::string_view text);
+// Fails with the problem and its byte position. `what` and `hint` come before and after it in the message.
+Json parse_json(std::string_view text, const std::string& what = "", const std::string& hint = "");
 
 // A bound on the memory that the tree takes, known before parsing.
 int64_t json_memory(std::string_view text);

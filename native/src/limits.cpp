@@ -1,7 +1,8 @@
 #include "limits.h"
 
-#include <stdexcept>
 #include <string>
+
+#include "fail.h"
 
 namespace unflip {
 namespace {
@@ -15,8 +16,8 @@ std::string grouped(int64_t number) {
 
 [[noreturn]] void refuse(const std::string& what, Size needed, int64_t limit, const std::string& unit, const char* option) {
   const std::string most = needed.value() == Size::kMost ? "more than " : "";
-  throw std::runtime_error(what + " may need " + most + grouped(needed.value()) + unit + "; the limit is " + grouped(limit) +
-                           ". If you trust the file, raise the limit with " + option);
+  fail(what + " may need " + most + grouped(needed.value()) + unit + "; the limit is " + grouped(limit) +
+       ". If you trust the file, raise the limit with " + option);
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 #include <string_view>
 
+#include "fail.h"
 #include "json.h"
 #include "sha256.h"
 
@@ -20,8 +20,6 @@ constexpr int64_t kTensorBytes = 512;  // of its entries in tables, without its 
 // What the user can do. src/unflip/packing/file.py has the same messages for the same files.
 const std::string kMake = "; make a packed network with 'unflip pack'";
 const std::string kAgain = "; copy it again, or pack the network again with 'unflip pack'";
-
-[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
 std::string in_bytes(uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
 
@@ -155,12 +153,7 @@ Container read_container(const uint8_t* data, size_t size, const Limits& limits,
   const std::string_view text(reinterpret_cast<const char*>(data) + 8, static_cast<size_t>(length));
   const Size memory = Size(static_cast<int64_t>(size)) + json_memory(text);
   check_memory(memory, limits);
-  Json header;
-  try {
-    header = parse_json(text);
-  } catch (const std::runtime_error& error) {
-    fail(std::string("not a packed network, or a damaged one: its header is ") + error.what() + kAgain);
-  }
+  const Json header = parse_json(text, "not a packed network, or a damaged one: its header is ", kAgain);
   const Json& metadata = checked_metadata(header);
   if (check_hash) check_hash_digits(data, size, header, room, *metadata.find("sha256"));
 

@@ -19,7 +19,8 @@ class Size {
     int64_t sum;
     return __builtin_add_overflow(a.value_, b.value_, &sum) ? Size(kMost) : Size(sum);
   }
-  friend Size operator*(Size a, Size b) {
+  // Not inlined: where products of 128 bits are many instructions, it would be most of the code that computes sizes.
+  friend __attribute__((noinline)) Size operator*(Size a, Size b) {
     int64_t product;
     return __builtin_mul_overflow(a.value_, b.value_, &product) ? Size(kMost) : Size(product);
   }

@@ -22,7 +22,14 @@ def sanitized(build: Build) -> Path:
     """Memory errors and undefined behaviour end a program with a message."""
     return build(
         "sanitized",
-        ["engine_test", "loader_test", "thread_pool_test", "resize_test", "fuzz_load"],
+        [
+            "engine_test",
+            "loader_test",
+            "arithmetic_test",
+            "thread_pool_test",
+            "resize_test",
+            "fuzz_load",
+        ],
         UNFLIP_SANITIZE="address,undefined",
         UNFLIP_OPTIMIZE="-O1",
         UNFLIP_TESTS="ON",
@@ -32,6 +39,10 @@ def sanitized(build: Build) -> Path:
 
 def test_loader(sanitized: Path, command: Command) -> None:
     assert "all right" in command(sanitized / "loader_test")
+
+
+def test_arithmetic(sanitized: Path, command: Command) -> None:
+    assert "all right" in command(sanitized / "arithmetic_test")
 
 
 def test_thread_pool(sanitized: Path, command: Command) -> None:
@@ -95,7 +106,7 @@ def test_arm(build: Build, command: Command) -> None:
         pytest.skip("this machine runs NEON itself: see test_engine")
     folder = build(
         "arm",
-        ["engine_test", "loader_test", "resize_test"],
+        ["engine_test", "loader_test", "arithmetic_test", "resize_test"],
         CMAKE_SYSTEM_NAME="Linux",
         CMAKE_SYSTEM_PROCESSOR="aarch64",
         CMAKE_C_COMPILER=compiler.replace("g++", "gcc"),
@@ -106,6 +117,7 @@ def test_arm(build: Build, command: Command) -> None:
         UNFLIP_TESTS="ON",
     )
     assert "all right" in command(emulator, folder / "loader_test")
+    assert "all right" in command(emulator, folder / "arithmetic_test")
     assert "all right" in command(emulator, folder / "resize_test")
     out = command(emulator, folder / "engine_test", 15)
     assert "neon" in out.rsplit("Sets:", 1)[1]

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <stdexcept>
 #include <utility>
 
+#include "../fail.h"
 #include "../sizes.h"
 #include "binary_conv.h"
 #include "float_conv.h"
@@ -80,7 +80,7 @@ class Planner {
 
   void emit_code(PlannedOp& planned, int quantize) {
     const Op& op = graph_.ops[quantize];
-    if (!op.quantizer.steps()) throw std::runtime_error("op '" + op.name + "' has no thresholds");
+    if (!op.quantizer.steps()) fail("op '" + op.name + "' has no thresholds");
     planned.emits.code = quantize + 1;
     planned.emits.quantizer = &op.quantizer;
     planned.emits.unit = op.inputs.size() > 1 ? op.inputs[1] : -1;
@@ -210,7 +210,7 @@ class Planner {
     if (best == by_size_.end()) {
       plan_.offset[value] = plan_.bytes;
       plan_.bytes = (Size(plan_.bytes) + bytes).value();
-      if (plan_.bytes == Size::kMost) throw std::runtime_error("its values need more than 2^63 bytes of memory");
+      if (plan_.bytes == Size::kMost) fail("its values need more than 2^63 bytes of memory");
       return;
     }
     const auto [size, offset] = *best;

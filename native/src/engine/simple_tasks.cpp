@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <stdexcept>
 
+#include "../fail.h"
+#include "exp_log.h"
 #include "pool_window.h"
 
 namespace unflip {
@@ -234,8 +235,8 @@ class SoftmaxTask : public SimpleTask {
     const int channels = in_.shape.channels;
     const float largest = *std::max_element(in, in + channels);
     double sum = 0;
-    for (int c = 0; c < channels; c++) sum += out[c] = std::exp(in[c] - largest);
-    const double log_sum = std::log(sum);
+    for (int c = 0; c < channels; c++) sum += out[c] = static_cast<float>(exp_below_zero(double{in[c]} - largest));
+    const double log_sum = log_above_one(sum);
     for (int c = 0; c < channels; c++)
       out[c] = static_cast<float>(op_.kind == OpKind::LogSoftmax ? double{in[c]} - largest - log_sum : out[c] / sum);
   }
@@ -406,7 +407,7 @@ std::unique_ptr<Task> make_simple(const Op& op, int output, const std::vector<Va
     case OpKind::PixelShuffle: return std::make_unique<PixelShuffleTask>(op, output, values);
     case OpKind::ChannelShuffle: return std::make_unique<ChannelShuffleTask>(op, output, values);
     case OpKind::Resize: return std::make_unique<ResizeTask>(op, output, values);
-    default: throw std::runtime_error("op '" + op.name + "' is not a simple one");
+    default: fail("op '" + op.name + "' is not a simple one");
   }
 }
 

@@ -20,6 +20,7 @@ struct Wide {
   static constexpr int kWidth = 8;
   using Eight = Wide;
   using Bits = uint8_t;
+  static constexpr int kTile = 8;
   static constexpr bool kFixedSteps = true;
   using Mask = __m256;
   __m256 x;

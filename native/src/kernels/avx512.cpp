@@ -76,6 +76,7 @@ struct Wide16 {
   static constexpr int kWidth = 16;
   using Eight = Wide8;
   using Bits = uint16_t;
+  static constexpr int kTile = 8;
   static constexpr bool kFixedSteps = true;
   using Mask = __mmask16;
   __m512 x;

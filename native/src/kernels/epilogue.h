@@ -8,13 +8,14 @@
 //   V::choose(mask, a, b)              a where the mask is set, else b
 //   V::larger(a, b)                    a > b ? a : b
 //   V::bits(mask)                      Bits; lane 0 is the lowest
+//   V::kTile                           how many vectors go through the steps together
 //   V::kFixedSteps                     whether to compile the usual sequences of steps separately
 //   V::Number                          small integers: zero(), whole(a) = floor of floats >= 0;
 //                                      count(n, mask), n.floats(), digit(n, p) = bit p of each, as Bits
 //   V::look_up(table, first, n)        table[first[lane] + n], lane by lane
 //
-// Eight vectors go through the steps together, in registers: with 8 floats, 32 channels of two pixels or 16 channels of four. So
-// parameters are loaded once for several pixels.
+// V::kTile vectors go through the steps together, in registers: eight vectors of 8 floats are 32 channels of two pixels or 16
+// channels of four. So parameters are loaded once for several pixels.
 //
 // One header of more than 400 lines, because compilers must inline all of it into one loop.
 #pragma once
@@ -336,9 +337,9 @@ void epilogue_rows(const Job& job_, const Steps& steps_, const Source& source_, 
     const Run r{pixel - first, pixel, count, bits, channel};
     int c = 0;
     constexpr int W = V::kWidth;
-    for (; c + 32 <= channels; c += 32) epilogue_channels<V, W / 4, 32 / W>(job, steps, source, r, c);
-    if (channels & 16) epilogue_channels<V, W / 2, 16 / W>(job, steps, source, r, c), c += 16;
-    if (channels & 8) epilogue_channels<typename V::Eight, 8, 1>(job, steps, source, r, c);
+    for (; c + 32 <= channels; c += 32) epilogue_channels<V, V::kTile * W / 32, 32 / W>(job, steps, source, r, c);
+    if (channels & 16) epilogue_channels<V, V::kTile * W / 16, 16 / W>(job, steps, source, r, c), c += 16;
+    if (channels & 8) epilogue_channels<typename V::Eight, V::kTile, 1>(job, steps, source, r, c);
   }
 }
 

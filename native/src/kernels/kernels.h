@@ -307,6 +307,7 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* neon_kernels();
+const Kernels* wasm_kernels();
 
 // For tests: plain versions of what the sets above do with special instructions.
 const Kernels* portable_look_up_kernels();

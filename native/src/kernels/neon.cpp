@@ -27,6 +27,7 @@ struct Double {
   static constexpr int kWidth = 8;
   using Eight = Double;
   using Bits = uint8_t;
+  static constexpr int kTile = 8;
   static constexpr bool kFixedSteps = true;
   struct Mask {
     uint32x4_t a, b;

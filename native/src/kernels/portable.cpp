@@ -4,6 +4,7 @@
 #include "activations.h"
 #include "bytes.h"
 #include "epilogue.h"
+#include "fused.h"
 #include "look_up.h"
 #include "popcount.h"
 #include "stem.h"
@@ -17,6 +18,7 @@ struct Plain {
   static constexpr int kWidth = 8;
   using Eight = Plain;
   using Bits = uint8_t;
+  static constexpr int kTile = 4;
   static constexpr bool kFixedSteps = false;
   using Mask = unsigned;
   float x[kLanes];
@@ -137,7 +139,7 @@ void float_tile(const FloatTile& t) {
       const float* w = t.weights + f / kFloatBlock * block + f % kFloatBlock;
       float sum = 0;
       for (int s = 0; s < t.segment_count; s++)
-        for (int k = 0; k < t.segment_length; k++, w += kFloatBlock) sum = std::fma(t.input[p][t.segments[s] + k], *w, sum);
+        for (int k = 0; k < t.segment_length; k++, w += kFloatBlock) sum = fused(t.input[p][t.segments[s] + k], *w, sum);
       t.out[p][f] = sum;
     }
 }
@@ -151,7 +153,7 @@ struct PlainStem {
   float sum(int kind, int column_kind, float from) {
     for (int line = stem_first(kind); line < stem_first(kind) + stem_terms(kind); line++) {
       const float* in = t.lines[line] + tile + stem_first(column_kind) * t.channels;
-      for (int k = 0; k < stem_terms(column_kind) * t.channels; k++, w += kFloatBlock) from = std::fma(in[k], *w, from);
+      for (int k = 0; k < stem_terms(column_kind) * t.channels; k++, w += kFloatBlock) from = fused(in[k], *w, from);
     }
     return from;
   }
@@ -185,7 +187,7 @@ void depthwise_tile(const DepthwiseTile& t) {
       float sum = 0;
       for (int k = 0; k < t.tap_count; k++) {
         const float* in = t.columns ? t.taps[k * t.pixels + p] : t.taps[k] + p * t.pixel_step;
-        sum = std::fma(in[c], t.weights[int64_t{k} * t.channels + c], sum);
+        sum = fused(in[c], t.weights[int64_t{k} * t.channels + c], sum);
       }
       t.out[int64_t{t.columns ? t.columns[p] : p} * t.channels + c] = sum;
     }
@@ -247,6 +249,9 @@ const Kernels* avx2_intrinsics_kernels() { return nullptr; }
 #if !defined(__aarch64__)
 const Kernels* neon_kernels() { return nullptr; }
 const Kernels* neon_base_kernels() { return nullptr; }
+#endif
+#if !defined(__wasm_simd128__)
+const Kernels* wasm_kernels() { return nullptr; }
 #endif
 
 }  // namespace unflip

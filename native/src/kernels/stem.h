@@ -141,8 +141,13 @@ class StemSums {
     forget(to);
   }
 
-  // The products of a row kind and a column kind.
-  UNFLIP_INLINE void add(All& sums, int kind, int column_kind) {
+  // The products of a row kind and a column kind. Inlined twelve times, except where code must be small.
+#if defined(__wasm__)
+  __attribute__((noinline))
+#else
+  UNFLIP_INLINE
+#endif
+  void add(All& sums, int kind, int column_kind) {
     constexpr int kGroup = Stem::kGroup;
     const int64_t step = int64_t{kStemTerms} * t_.channels, block = stem_block(t_.channels, kGroup);
     const int length = stem_steps(column_kind, t_.channels, kGroup);

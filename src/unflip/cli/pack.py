@@ -46,6 +46,13 @@ def export(
         Path | None,
         typer.Option(metavar="DIR", help="Write C99 instead, NAME.h and NAME.c in this folder."),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PAGE",
+            help="Write one HTML page instead, which runs the network on images in a browser.",
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="With --c: a C identifier. Default: the name of MODEL.")
     ] = None,
@@ -69,13 +76,16 @@ def export(
     max_memory: MaxMemory = None,
     max_work: MaxWork = None,
 ) -> None:
-    """Write a packed network as an ONNX file, as QONNX, or as plain C.
+    """Write a packed network as an ONNX file, as QONNX, as plain C, or as a page for browsers.
 
     The ONNX file has standard operators; weights are stored as bits. QONNX has BipolarQuant and Quant nodes. The C
-    code needs no library and no allocation, and computes the same bits as the runtime.
+    code needs no library and no allocation, and computes the same bits as the runtime. So does the page, with
+    WebAssembly; it opens from the disk.
     """
-    if [out, qonnx, c].count(None) < 2:
-        raise ValueError("-o writes an ONNX file, --qonnx QONNX and --c C code; give one of them")
+    if [out, qonnx, c, html].count(None) < 3:
+        raise ValueError(
+            "-o writes an ONNX file, --qonnx QONNX, --c C code and --html a page; give one of them"
+        )
     if c is not None:
         if check is not None and int16 is not None:
             raise ValueError("--check compares bits, which --int16 changes; give one of them")
@@ -85,6 +95,8 @@ def export(
         return _export_c(model, c, name or model.stem, check, replace, limits)
     if name is not None or check is not None or int16 is not None or replace:
         raise ValueError("--name, --check, --int16 and --replace need --c DIR")
+    if html is not None:
+        return _export_html(model, html, (max_memory, max_work))
     target = qonnx or out or model.with_suffix(".onnx")
     if target.suffix != ".onnx":
         raise ValueError(
@@ -100,6 +112,15 @@ def export(
     write = plain.export if qonnx is None else dialect.export
     size = write(model, target, max_memory, max_work)
     print(f"{target}: {size:,} bytes ({model.name}: {model.stat().st_size:,})")
+
+
+def _export_html(model: Path, page: Path, limits: tuple[int | None, int | None]) -> None:
+    from unflip.export.web.page import export_html
+
+    if page.suffix not in (".html", ".htm"):
+        raise ValueError(f"--html {page} should end in .html")
+    size = export_html(model, page, *limits)
+    print(f"{page}: {size:,} bytes ({model.name}: {model.stat().st_size:,}); open it in a browser")
 
 
 def _export_c(
