@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The native library is part of the install: a change here rebuilds its changed files.
 NATIVE := $(shell find native -type f)
 
-.PHONY: demo test lint format wheels release docs report clean
+.PHONY: demo test lint format web wheels release docs report clean
 
 demo: $(VENV)/installed
 	$(BIN)/unflip demo
@@ -26,9 +26,14 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The native runtime for browsers: WebAssembly modules in src/unflip/export/web, and the npm package in build/npm.
+web: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt ziglang
+	$(BIN)/python tools/web.py
+
 # The source archive, and one wheel per platform with the native library built in: they install without a compiler.
 # PLATFORMS=linux-x86_64 builds only that one. The wheels for Linux are then tried in a new environment.
-wheels: $(VENV)/installed
+wheels: web
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt build ziglang auditwheel
 	$(BIN)/python tools/wheels.py $(PLATFORMS)
 	$(BIN)/python tools/try_wheels.py

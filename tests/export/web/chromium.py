@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,13 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions")
 TIMEOUT = 60
+# The protocol reads from 3 and writes to 4. Both are copied to high numbers first: one may be where the other must go.
+START = """
+import os, sys
+read, write = (os.dup2(int(number), 100 + i) for i, number in enumerate(sys.argv[1:3]))
+os.dup2(read, 3), os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find() -> str | None:
@@ -30,11 +38,10 @@ class Browser:
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_read, self._write = os.pipe()
         read, to_write = os.pipe()
-        # The protocol reads from 3 and writes to 4.
-        shell = f'exec "$@" 3<&{to_read} 4>&{to_write}'
         self._process = subprocess.Popen(
             [
-                *("sh", "-c", shell, "sh", program, *FLAGS, *flags),
+                *(sys.executable, "-c", START, str(to_read), str(to_write), program),
+                *(*FLAGS, *flags),
                 *(f"--user-data-dir={self.folder.name}", "--remote-debugging-pipe"),
             ],
             pass_fds=(to_read, to_write),

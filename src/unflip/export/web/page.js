@@ -103,7 +103,7 @@ class Page {
       `WebAssembly, ${net.kernels}`,
     ];
     find("facts").textContent = facts.join(" · ");
-    find("footer").textContent = `Made by unflip ${data.version}. This page contains everything it needs and sends nothing.`;
+    find("footer").textContent = "Made by unflip. This page contains everything it needs and sends nothing.";
   }
 
   writeC() {

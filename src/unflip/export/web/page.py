@@ -13,7 +13,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from unflip import __version__
 from unflip.export.plain_c.plan import make_plan
 from unflip.export.plain_c.source import make_source
 from unflip.packing.file import Packed, PackedFileError, read, write_whole
@@ -42,7 +41,6 @@ def export_html(
     path = Path(source)
     data = {
         "name": path.stem,
-        "version": __version__,
         "network": _compressed(path.read_bytes()),
         "modules": {name: _compressed(module(name)) for name in MODULES},
         "c": _as_c(read(source), path.name),

@@ -23,14 +23,30 @@ export function covering({ pixels, width, height, step }, channels, outWidth, ou
   const top = (high - outHeight) >> 1;
   const columns = weightsOf(width, wide).slice(left, left + outWidth);
   const rows = weightsOf(height, high).slice(top, top + outHeight);
+  const lost = height - high;
+  const rowsFirst = lost > 0 && lost > 2 * (width - wide); // as in Pillow 13; the order can change a value by 1
   const out = new Uint8Array(channels * outWidth * outHeight);
   for (let c = 0; c < channels; c++) {
-    const across = resampled(pixels, c, height, columns, width * step, step); // height × outWidth
-    const down = resampled(across, 0, outWidth, rows, 1, outWidth); // outWidth × outHeight
-    const start = c * outWidth * outHeight;
-    for (let y = 0; y < outHeight; y++)
-      for (let x = 0; x < outWidth; x++) out[start + y * outWidth + x] = down[x * outHeight + y];
+    const image = { pixels, start: c, lineStep: width * step, step };
+    out.set(rowsFirst ? byRows(image, width, columns, rows) : byColumns(image, height, columns, rows), c * outWidth * outHeight);
   }
+  return out;
+}
+
+// One channel, rows of outWidth.
+function byColumns({ pixels, start, lineStep, step }, height, columns, rows) {
+  const across = resampled(pixels, start, height, columns, lineStep, step); // height × outWidth
+  return transposed(resampled(across, 0, columns.length, rows, 1, columns.length), columns.length, rows.length);
+}
+
+function byRows({ pixels, start, lineStep, step }, width, columns, rows) {
+  const down = resampled(pixels, start, width, rows, step, lineStep); // width × outHeight
+  return resampled(down, 0, rows.length, columns, 1, rows.length);
+}
+
+function transposed(values, lines, length) {
+  const out = new Uint8Array(values.length);
+  for (let i = 0; i < lines; i++) for (let k = 0; k < length; k++) out[k * lines + i] = values[i * length + k];
   return out;
 }
 

@@ -1,0 +1,320 @@
+"""Networks in WebAssembly: bits and errors of the native runtime, pixels as in Python; the page."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL import __version__ as pillow_version
+
+from unflip.export.web import page
+from unflip.packing.file import Packed, read, to_bytes, write
+from unflip.runtime import load
+from unflip.runtime.images import read_image, read_pixels
+
+ROOT = Path(__file__).parents[3]
+WEB = ROOT / "src" / "unflip" / "export" / "web"
+TRAINED = ROOT / "results" / "cifar10" / "network" / "resnet20-strongest.unflip"
+KERNELS = {"relaxed": "relaxed-simd", "simd": "simd128", "scalar": "portable"}
+MOST_BYTES = 300_000
+
+Node = Callable[[str, Path], dict[str, Any]]
+
+
+def test_modules_are_small(modules: Path) -> None:
+    for name in page.MODULES:
+        assert (modules / f"unflip-{name}.wasm").stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_same_bits_in_node(
+    node: Node, networks: Path, expected: dict[str, list[int]], kernels: str
+) -> None:
+    found = node(kernels, networks)
+    assert len(found) == len(expected) > 20
+    for name, bits in expected.items():
+        assert found[name] == {"isa": KERNELS[kernels], "bits": bits}, name
+
+
+def test_same_bits_in_chromium(
+    chromium: Any, modules: Path, networks: Path, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    with chromium() as browser:
+        browser.open(_library(tmp_path))
+        for kernels in KERNELS:
+            module = (modules / f"unflip-{kernels}.wasm").read_bytes()
+            browser.evaluate(f"keep({_text(module)})")
+            for name, bits in expected.items():
+                file, given = (
+                    (networks / f"{name}.{suffix}").read_bytes() for suffix in ("unflip", "input")
+                )
+                found = browser.evaluate(f"bits('{kernels}', {_text(file)}, {_text(given)})")
+                assert found == bits, (kernels, name)
+        assert browser.console == []
+
+
+def _library(folder: Path) -> Path:
+    """A page with the library and two functions for the test."""
+    parts = [
+        re.sub(r"(?m)^import .*\n", "", (WEB / name).read_text())
+        for name in ("pictures.js", "unflip.js")
+    ]
+    parts.append(
+        """
+        const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+        let module;
+        globalThis.keep = (text) => void (module = bytes(text));
+        globalThis.bits = async (kernels, file, given) => {
+          const net = await load(bytes(file), { kernels, modules: { [kernels]: module } });
+          const { outputs } = net.run(new Float32Array(bytes(given).buffer));
+          return Object.values(outputs).flatMap((one) => [...new Uint32Array(one.buffer)]);
+        };"""
+    )
+    target = folder / "library.html"
+    target.write_text(f"<!doctype html><script type=module>{''.join(parts)}</script>")
+    return target
+
+
+def _text(data: bytes) -> str:
+    return json.dumps(base64.b64encode(data).decode())
+
+
+def test_images_become_the_same_pixels_as_in_python(node: Node, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for i, size in enumerate([(32, 32), (64, 64), (31, 47), (200, 33), (33, 500), (7, 9), (1, 1)]):
+        for channels in (1, 3):
+            name = f"{i}-{channels}"
+            write(tmp_path / f"{name}.unflip", _scores_of(channels, 24, 20))
+            rgb = random.integers(0, 256, (size[1], size[0], 3), np.uint8)
+            Image.fromarray(rgb).save(tmp_path / f"{name}.png")
+            rgba = np.dstack([rgb, np.full(rgb.shape[:2], 255, np.uint8)])
+            head = np.array(size, np.uint32).tobytes()
+            (tmp_path / f"{name}.rgba").write_bytes(head + rgba.tobytes())
+    for name, found in node("scalar", tmp_path).items():
+        model = load(tmp_path / f"{name}.unflip")
+        pixels = read_pixels(tmp_path / f"{name}.png", model).transpose(2, 0, 1).ravel()
+        difference = np.abs(np.array(found["pixels"]) - pixels.astype(int)).max()
+        # Older versions of Pillow resize rows and columns in another order.
+        assert difference <= (0 if int(pillow_version.partition(".")[0]) >= 13 else 1), name
+
+
+def _scores_of(channels: int, height: int, width: int, labels: list[str] | None = None) -> Packed:
+    """A network of two classes: one linear layer on the channels' means."""
+    random = np.random.default_rng(1)
+    window = {"stride": [1, 1], "dilation": [1, 1], "padding": [0] * 4, "groups": 1, "steps": []}
+    linear = {"op": "conv", "name": "fc", "inputs": [1], "shape": [2, channels, 1, 1], **window}
+    graph = {
+        "input": {"shape": [channels, height, width], "preprocess": None},
+        "ops": [{"op": "mean", "name": "mean", "inputs": [0]}, {**linear, "weight": "w"}],
+        "output": 2,
+        "labels": labels,
+    }
+    return Packed(graph, {"w": random.normal(size=(2, channels, 1, 1)).astype(np.float32)})
+
+
+def test_errors_are_those_of_the_native_runtime(node: Node, tmp_path: Path) -> None:
+    good = to_bytes(_scores_of(3, 8, 8))
+    files = {
+        "empty": b"",
+        "zip": b"PK\3\4" + bytes(100),
+        "header": good[:8] + b"[" + good[9:],
+        "short": good[:-1],
+        "bit": good[:-1] + bytes([good[-1] ^ 1]),
+        "version": good.replace(b'"version":"1"', b'"version":"9"'),
+    }
+    for name, data in files.items():
+        (tmp_path / f"{name}.unflip").write_bytes(data)
+        (tmp_path / f"{name}.input").write_bytes(b"")
+    found = node("simd", tmp_path)
+    for name in files:
+        path = tmp_path / f"{name}.unflip"
+        with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
+            load(path)
+        assert str(caught.value).removeprefix(f"{path}: ") == found[name]["error"], name
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_in_a_browser(chromium: Any, unflip: Any, tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    assert "open it in a browser" in unflip("export", TRAINED, "--html", target).out
+    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    with chromium(*fake) as browser:
+        browser.resize(390, 844, phone=True)
+        browser.open(target)
+        browser.wait_for("globalThis.unflipPage && document.querySelector('.score')")
+        _check_facts(browser)
+        _check_samples(browser)
+        _check_file(browser, tmp_path)
+        _check_slider(browser)
+        _check_layers(browser)
+        _check_camera(browser)
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.console == []
+        assert browser.requests == [target.as_uri()]
+
+
+def _best(browser: Any) -> str:
+    return browser.evaluate("document.querySelector('.score').firstChild.textContent")
+
+
+def _check_facts(browser: Any) -> None:
+    facts = browser.evaluate("document.getElementById('facts').textContent")
+    assert f"{TRAINED.stat().st_size:,} bytes · 267,264 binary weights · input 3 × 32 × 32" in facts
+    browser.wait_for("document.getElementById('time').textContent.includes('ms per image')")
+    c = browser.evaluate("document.getElementById('c').textContent")
+    assert "Flash: 58,652 bytes" in c
+    assert "RAM: an arena of 76,688 bytes" in c
+
+
+def _check_samples(browser: Any) -> None:
+    """The network recognizes each drawing, as the native runtime does."""
+    names = browser.evaluate(
+        "[...document.querySelectorAll('#samples button')].map((one) => one.title)"
+    )
+    assert len(names) == 6
+    for i, name in enumerate(names):
+        browser.evaluate(f"document.querySelectorAll('#samples button')[{i}].click()")
+        browser.wait_for(f"document.querySelector('.score').firstChild.textContent === '{name}'")
+
+
+def _check_file(browser: Any, folder: Path) -> None:
+    """An image file gives the same scores as in Python, to the last bit; another file gives a message."""
+    file, other = folder / "image.png", folder / "text.txt"
+    random = np.random.default_rng(0)
+    Image.fromarray(random.integers(0, 256, (50, 70, 3), np.uint8)).save(file)
+    browser.give_file("#file", file)
+    browser.wait_for("unflipPage.image.width === 70")
+    found = browser.evaluate("[...unflipPage.net.run(unflipPage.image).scores]")
+    model = load(TRAINED)
+    expected = model(read_image(file, model))
+    assert np.array_equal(np.array(found, np.float32), expected)
+    assert model.labels is not None
+    assert _best(browser) == model.labels[int(expected.argmax())]
+    other.write_text("no image")
+    browser.give_file("#file", other)
+    browser.wait_for("!document.getElementById('problem').hidden")
+    assert "not an image" in browser.evaluate("document.getElementById('problem').textContent")
+
+
+def _check_slider(browser: Any) -> None:
+    scores = "[...(unflipPage.changed ?? unflipPage.net).run(unflipPage.image).scores]"
+    before = browser.evaluate(scores)
+    _slide(browser, 100)
+    browser.wait_for("unflipPage.changed !== null")
+    shown = browser.evaluate("document.getElementById('flipped').textContent")
+    assert shown == "50.00 %, about 133,632 weights"
+    assert browser.evaluate("document.querySelectorAll('.track b').length") > 0
+    assert browser.evaluate(scores) != before
+    _slide(browser, 0)
+    browser.wait_for("unflipPage.changed === null")
+    assert browser.evaluate(scores) == before
+
+
+def _slide(browser: Any, value: int) -> None:
+    browser.evaluate(
+        f"(document.getElementById('part').value = {value},"
+        " document.getElementById('part').dispatchEvent(new Event('input')), 0)"
+    )
+
+
+def _check_layers(browser: Any) -> None:
+    browser.evaluate("document.getElementById('profile').click()")
+    browser.wait_for("document.getElementById('total').textContent.includes('ms in all')")
+    names = browser.evaluate(
+        "[...document.querySelectorAll('#layers tr')].slice(1).map((row) => row.children[1].textContent)"
+    )
+    assert names == [op["name"] for op in read(TRAINED).graph["ops"]]
+
+
+def _check_camera(browser: Any) -> None:
+    browser.evaluate("document.getElementById('camera').click()")
+    browser.wait_for("unflipPage.stream !== null && unflipPage.image.width > 70")
+    assert "stop" in browser.evaluate("document.getElementById('camera').textContent")
+    browser.evaluate("document.getElementById('camera').click()")
+    assert browser.evaluate("unflipPage.stream === null")
+
+
+# ----------------------------------------------------------------------------------------- without a browser or modules
+
+
+@pytest.fixture
+def any_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "module", lambda name: name.encode())
+
+
+def test_texts_of_the_file_do_not_end_the_script(any_modules: None, tmp_path: Path) -> None:
+    source = tmp_path / "a<script>&.unflip"
+    write(source, _scores_of(3, 8, 8, ["</script><b>", "b"]))
+    size = page.export_html(source, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert size == len(text.encode())
+    assert "<title>a&lt;script&gt;&amp;</title>" in text
+    assert text.count("<script") == text.count("</script>") == 2
+    [data] = re.findall(r'id="data">(.*)</script>', text)
+    assert json.loads(data)["name"] == "a<script>&"
+
+
+def test_the_page_contains_no_address(any_modules: None, tmp_path: Path) -> None:
+    """Nothing can be fetched: a namespace and the base of a URL are not addresses."""
+    page.export_html(TRAINED, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert set(re.findall(r"https?://[\w./]*", text)) == {"http://www.w3.org/2000/svg"}
+    assert "default-src 'none'" in text
+
+
+def test_a_network_that_c_refuses(any_modules: None, tmp_path: Path) -> None:
+    packed = _scores_of(3, 8, 8)
+    packed.graph["ops"].append({"op": "softmax", "name": "p", "inputs": [2]})
+    packed.graph["output"] = 3
+    source = tmp_path / "a.unflip"
+    write(source, packed)
+    page.export_html(source, tmp_path / "page.html")
+    [data] = re.findall(r'id="data">(.*)</script>', (tmp_path / "page.html").read_text())
+    assert "softmax" in json.loads(data)["c"]["refused"]
+
+
+def test_refuses_networks_that_do_not_classify_images(any_modules: None, tmp_path: Path) -> None:
+    for channels, output, words in [(4, 2, "input 4 × 8 × 8"), (3, 0, "output 3 × 8 × 8")]:
+        packed = _scores_of(channels, 8, 8)
+        if not output:
+            packed = Packed({**packed.graph, "ops": [], "output": 0}, {})
+        write(tmp_path / "a.unflip", packed)
+        with pytest.raises(ValueError, match=words):
+            page.export_html(tmp_path / "a.unflip", tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_missing_modules_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(WEB, tmp_path / "web", ignore=shutil.ignore_patterns("*.wasm"))
+    monkeypatch.setattr(page.resources, "files", lambda package: tmp_path / "web")
+    with pytest.raises(page.ModulesMissing, match="make web"):
+        page.module("simd")
+
+
+def test_options_that_do_not_go_together(unflip: Any) -> None:
+    for options, words in [
+        (["--html", "a.html", "--c", "folder"], "give one of them"),
+        (["--html", "a.html", "--name", "b"], "need --c DIR"),
+        (["--html", "a.txt"], "should end in .html"),
+    ]:
+        assert words in unflip("export", TRAINED, *options).err
+
+
+def test_types_name_every_member() -> None:
+    script, types = ((WEB / name).read_text() for name in ("unflip.js", "unflip.d.ts"))
+    exported = re.findall(r"(?m)^export (?:async )?(?:class|function) (\w+)", script)
+    members = re.findall(r"(?m)^  (?:get |async )?([a-z]\w*)\(.*\{$", script)
+    fields = re.findall(r"(?m)^    this\.(\w+) =", script)
+    assert len(exported) == 5
+    for name in {*exported, *members, *fields} - {"constructor", "for", "if"}:
+        assert re.search(rf"\b{name}\b", types), name
