@@ -141,13 +141,19 @@ class StemSums {
     forget(to);
   }
 
-  // The products of a row kind and a column kind. Inlined twelve times, except where code must be small.
+  // Inlined twelve times, except where code must be small: there the sums are copied to registers and back.
 #if defined(__wasm__)
-  __attribute__((noinline))
+  __attribute__((noinline)) void add(All& all, int kind, int column_kind) {
+    All sums = all;
+    add_products(sums, kind, column_kind);
+    all = sums;
+  }
 #else
-  UNFLIP_INLINE
+  UNFLIP_INLINE void add(All& sums, int kind, int column_kind) { add_products(sums, kind, column_kind); }
 #endif
-  void add(All& sums, int kind, int column_kind) {
+
+  // The products of a row kind and a column kind.
+  UNFLIP_INLINE void add_products(All& sums, int kind, int column_kind) {
     constexpr int kGroup = Stem::kGroup;
     const int64_t step = int64_t{kStemTerms} * t_.channels, block = stem_block(t_.channels, kGroup);
     const int length = stem_steps(column_kind, t_.channels, kGroup);

@@ -21,6 +21,9 @@
 #include "stem.h"
 #include "sum_abs.h"
 
+// Small code is preferred to fast code, but loops over registers must be unrolled.
+#define UNFLIP_UNROLL _Pragma("clang loop unroll(full)")
+
 namespace unflip {
 namespace {
 
@@ -180,6 +183,7 @@ struct FloatSums {
   v128_t v[4];
   UNFLIP_INLINE void clear() { v[0] = v[1] = v[2] = v[3] = wasm_f32x4_const_splat(0); }
   UNFLIP_INLINE void add(v128_t x, const float* w) {
+    UNFLIP_UNROLL
     for (int i = 0; i < 4; i++) v[i] = Fused::fused(x, wasm_v128_load(w + 4 * i), v[i]);
   }
   UNFLIP_INLINE void store(float* out, int filters) const {
@@ -202,6 +206,7 @@ void float_part(const FloatTile& t, int pixel, int filter) {
   const float* w = t.weights + filter / kFloatBlock * block;
   for (int s = 0; s < t.segment_count; s++) {
     const float* in[P];
+    UNFLIP_UNROLL
     for (int p = 0; p < P; p++) in[p] = t.input[pixel + p] + t.segments[s];
     for (int64_t k = 0; k < t.segment_length; k++, w += kFloatBlock)
       all.each([&](FloatSums<Fused>& sums, int p, int) UNFLIP_LAMBDA_INLINE { sums.add(wasm_v128_load32_splat(in[p] + k), w); });
@@ -265,16 +270,19 @@ void byte_part(const ByteTile& t, int filter) {
   const int64_t block = int64_t{t.segment_count} * t.segment_steps * kStep;
   RegisterTile<ByteSums, P, 1> all;
   all.each([&](ByteSums& sums, int, int) UNFLIP_LAMBDA_INLINE {
+    UNFLIP_UNROLL
     for (int i = 0; i < 4; i++) sums.v[i] = wasm_i32x4_const_splat(0);
   });
   const int8_t* w = t.weights + filter / kFloatBlock * block;
   for (int s = 0; s < t.segment_count; s++) {
     const uint8_t* in[P];
+    UNFLIP_UNROLL
     for (int p = 0; p < P; p++) in[p] = t.input[p] + t.segments[s];
     for (int64_t k = 0; k < t.segment_steps; k++, w += kStep) {
       Widened x[P];
+      UNFLIP_UNROLL
       for (int p = 0; p < P; p++) x[p] = Widened::of_input(in[p] + k * kByteGroup);
-#pragma clang loop unroll(full)
+      UNFLIP_UNROLL
       for (int i = 0; i < 4; i++) {
         const Widened y = Widened::of_weights(w + 16 * i);
         all.each([&](ByteSums& sums, int p, int) UNFLIP_LAMBDA_INLINE {
@@ -285,6 +293,7 @@ void byte_part(const ByteTile& t, int filter) {
     }
   }
   all.each([&](ByteSums& sums, int p, int) UNFLIP_LAMBDA_INLINE {
+    UNFLIP_UNROLL
     for (int i = 0; i < 4; i++) {
       const int f = filter + 4 * i;
       if (f >= t.filters) return;
@@ -399,9 +408,9 @@ struct LookUp {
   static UNFLIP_INLINE void add_group(All& all, const uint16_t* const* numbers, int64_t at, int64_t tap, const uint8_t* w) {
     constexpr int kRow = look_up_row(Filters);
     v128_t tables[kPairs][3];
-#pragma clang loop unroll(full)
+    UNFLIP_UNROLL
     for (int pair = 0; pair < kPairs; pair++)
-#pragma clang loop unroll(full)
+      UNFLIP_UNROLL
       for (int k = 0; k < 3; k++) tables[pair][k] = table(numbers[pair][at + k * tap]);
     const v128_t mask = wasm_i8x16_const_splat(15);
     all.each([&](PairSums& s, int pair, int c) UNFLIP_LAMBDA_INLINE {
@@ -437,6 +446,7 @@ struct LookUp {
   // The pairs from first_pair on.
   static void half(const LookUpTile& t, int first_pair) {
     const uint16_t* numbers[kPairs];
+    UNFLIP_UNROLL
     for (int i = 0; i < kPairs; i++) numbers[i] = look_up_stream(t, first_pair + i);
     uint16_t* counts = t.counts + 2 * first_pair * Filters;
     const uint8_t* w = t.weights;
@@ -455,6 +465,7 @@ struct LookUp {
         add_group(all, numbers, g, t.tap, w);
         since++;
       }
+      UNFLIP_UNROLL
       for (int i = 0; i < kPairs; i++) numbers[i] += t.segment_step;
     }
     flush(all, counts, first);
