@@ -18,7 +18,7 @@ async function result(name) {
     return { pixels: [...net.pixels({ data: bytes.subarray(8), width, height })] };
   }
   const { outputs } = net.run(new Float32Array(bytesOf(`${name}.input`).buffer));
-  return { isa: net.kernels, bits: Object.values(outputs).flatMap((one) => [...new Uint32Array(one.buffer)]) };
+  return { isa: net.kernels, bits: net.outputs.flatMap(({ name }) => [...new Uint32Array(outputs[name].buffer)]) };
 }
 
 const results = {};

@@ -113,8 +113,12 @@ class Browser:
         elif method == "Log.entryAdded":
             self.console.append(params["entry"]["text"])
 
-    def open(self, page: Path) -> None:
-        self.send("Page.navigate", url=page.as_uri())
+    def open(self, address: str) -> None:
+        """Until its scripts have run, except for what they do later."""
+        self.send("Page.navigate", url=address)
+        self.wait_for(
+            f"location.href === {json.dumps(address)} && document.readyState === 'complete'"
+        )
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression, or of the promise that it gives."""

@@ -48,7 +48,7 @@ def test_same_bits_in_chromium(
     chromium: Any, modules: Path, networks: Path, expected: dict[str, list[int]], tmp_path: Path
 ) -> None:
     with chromium() as browser:
-        browser.open(_library(tmp_path))
+        browser.open(_library(tmp_path).as_uri())
         for kernels in KERNELS:
             module = (modules / f"unflip-{kernels}.wasm").read_bytes()
             browser.evaluate(f"keep({_text(module)})")
@@ -75,7 +75,7 @@ def _library(folder: Path) -> Path:
         globalThis.bits = async (kernels, file, given) => {
           const net = await load(bytes(file), { kernels, modules: { [kernels]: module } });
           const { outputs } = net.run(new Float32Array(bytes(given).buffer));
-          return Object.values(outputs).flatMap((one) => [...new Uint32Array(one.buffer)]);
+          return net.outputs.flatMap(({ name }) => [...new Uint32Array(outputs[name].buffer)]);
         };"""
     )
     target = folder / "library.html"
@@ -150,7 +150,7 @@ def test_the_page_in_a_browser(chromium: Any, unflip: Any, tmp_path: Path) -> No
     fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
     with chromium(*fake) as browser:
         browser.resize(390, 844, phone=True)
-        browser.open(target)
+        browser.open(target.as_uri())
         browser.wait_for("globalThis.unflipPage && document.querySelector('.score')")
         _check_facts(browser)
         _check_samples(browser)

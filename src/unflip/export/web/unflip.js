@@ -184,10 +184,11 @@ export class Network {
     const start = performance.now();
     this.#exports.run(this.#pointer, pixels ? 1 : 0, 0);
     const milliseconds = performance.now() - start;
-    const outputs = {};
+    const outputs = Object.create(null); // any name is a plain key, also "__proto__"
     for (const { name, address, shape } of this.#about.outputs)
       outputs[name] = new Float32Array(this.#memory.buffer, address, count(shape)).slice();
-    return new Result(outputs, this.labels, this.#hasProbabilities(), milliseconds);
+    const scores = outputs[this.#about.outputs[0].name];
+    return new Result(scores, outputs, this.labels, this.#hasProbabilities(), milliseconds);
   }
 
   /**
@@ -307,11 +308,11 @@ export class Network {
 
 /** What a run gives. */
 export class Result {
-  constructor(outputs, labels, areProbabilities, milliseconds) {
+  constructor(scores, outputs, labels, areProbabilities, milliseconds) {
+    /** The first output. */
+    this.scores = scores;
     /** A Float32Array per output, by name. */
     this.outputs = outputs;
-    /** The first output. */
-    this.scores = Object.values(outputs)[0];
     this.milliseconds = milliseconds;
     this.labels = labels;
     this.areProbabilities = areProbabilities;
