@@ -53,6 +53,7 @@ ORDER = [
     "export",
     "imports",
     "publish",
+    "callbacks",
     "demo",
     "cli",
     "__main__",
