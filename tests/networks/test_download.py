@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,16 @@ def test_redirects_to_other_places_are_refused(serve, target: str) -> None:
     with pytest.raises((ValueError, DownloadError)):
         download(url)
     assert not cached()
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_https_never_leads_to_http(hashed: bool) -> None:
+    """Also not to this machine, whose servers may trust what comes from it."""
+    request = urllib.request.Request("https://example.com/x")
+    with pytest.raises(DownloadError, match="which is not https"):
+        module._Redirects(hashed).redirect_request(
+            request, io.BytesIO(), 302, "", {}, "http://127.0.0.1/x"
+        )
 
 
 def test_redirects_end(serve) -> None:

@@ -109,11 +109,18 @@ def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "[]",
         "{}",
         '{"files": {}}',
-        '{"files": {"model.unflip": {"sha256": 1, "bytes": 2}}}',
+        '{"files": {"model.unflip": {"sha256": 1}}}',
         "[" * 9999,
     ],
 )
 def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "network.json").write_text(text)
+    (tmp_path / "model.unflip").touch()
     with pytest.raises(ValueError, match=r"network\.json does not state"):
+        locate(tmp_path)
+
+
+def test_an_incomplete_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "network.json").write_text('{"files": {"model.unflip": {"sha256": "0"}}}')
+    with pytest.raises(FileNotFoundError, match="copy the whole folder"):
         locate(tmp_path)

@@ -93,7 +93,7 @@ def _cached(address: str) -> Path:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """At most five, and never to a place that would have been refused at first."""
+    """At most five, never from https to http, and never to a place that would have been refused at first."""
 
     max_redirections = 5
 
@@ -103,7 +103,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: Any, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        _refuse_insecure(urlsplit(newurl), self.hashed)
+        target = urlsplit(newurl)
+        _refuse_insecure(target, self.hashed)
+        if req.type == "https" and target.scheme != "https":
+            raise DownloadError(
+                f"{req.full_url} leads to {newurl}, which is not https. Ask its publisher for another address"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -40,6 +40,10 @@ def model_in(folder: Path) -> Path:
     """The packed network of a folder: the one of its network.json, or the only one in it."""
     manifest = folder / MANIFEST
     if manifest.is_file():
+        if not (folder / MODEL).is_file():
+            raise FileNotFoundError(
+                f"{folder} has {MANIFEST}, but no {MODEL}: copy the whole folder"
+            )
         return verify(folder / MODEL, stated_hash(manifest), str(manifest))
     found = sorted(folder.glob("*.unflip"))
     if len(found) != 1:
@@ -63,12 +67,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        model = content["files"][MODEL]
-        usable = isinstance(model["sha256"], str) and isinstance(model["bytes"], int)
+        usable = isinstance(content["files"][MODEL]["sha256"], str)
     except (ValueError, KeyError, TypeError, RecursionError):
         usable = False
     if not usable:
         raise ValueError(
-            f"{path} does not state the bytes and the SHA-256 of {MODEL}; 'unflip push' writes such files"
+            f"{path} does not state the SHA-256 of {MODEL}; 'unflip push' writes such files"
         )
     return content
