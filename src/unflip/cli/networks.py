@@ -78,8 +78,8 @@ def push(
         typer.Option("--out", "-o", help="The folder to write first. Default: NAME."),
     ] = None,
     license: Annotated[
-        str, typer.Option(help="The license of the weights, for the model card.")
-    ] = "mit",
+        str, typer.Option(help="The license of the weights, such as mit, for the model card.")
+    ] = "unknown",
     private: Annotated[
         bool, typer.Option("--private", help="Create a private repository.")
     ] = False,
