@@ -15,6 +15,7 @@ from unflip.networks.folder import WrongHash
 from unflip.recipes.load import load_recipe
 from unflip.runtime.images import normalized
 
+ROOT = Path(__file__).parents[2]
 SHIPPED = "resnet20-cifar10"
 
 
@@ -36,6 +37,16 @@ def test_the_catalog_is_true(entry: catalog.Entry) -> None:
     assert path.stat().st_size == entry.bytes
     network = package.load(entry.name)
     assert list(network.input_shape) == entry.input
+
+
+def test_accuracies_are_those_of_the_results() -> None:
+    """As the native kernels have it: the sixth cell of a network's row."""
+    lines = (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines()
+    for entry in entries().values():
+        if entry.found is not None:
+            name = entry.found.removeprefix("package:")
+            [row] = [line for line in lines if f"network/{name}) |" in line]
+            assert row.split(" | ")[5] == f"{entry.accuracy:.2f}"
 
 
 def test_a_shipped_network_sees() -> None:
