@@ -1,5 +1,5 @@
-"""The tables of docs/accuracy.md, docs/methods.md and results/README.md, made from the files beside this script; and
-the recipes of docs/imagenet.md.
+"""The tables of docs/accuracy.md, docs/methods.md, docs/community.md and results/README.md, made from the files beside
+this script; and the recipes of docs/imagenet.md.
 
 python results/tables.py            # shows them
 python results/tables.py --write    # writes them between the marks of these pages; a test checks that they are current
@@ -21,6 +21,7 @@ from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
 
+from unflip.networks import entries
 from unflip.recipes.load import read_values, recipe_names
 from unflip.study.imagenet import EXPERIMENTS, IMAGENET
 
@@ -445,6 +446,38 @@ def _needed_recipes(name: str) -> set[str]:
     return named.union(*(_needed_recipes(other) for other in named))
 
 
+def community_table(folder: Path = HERE / "community") -> str:
+    """One row per block of ``unflip bench --report``, fastest first."""
+    blocks = [read_block(path) for path in sorted(folder.glob("*.txt"))]
+    rows = sorted((float(found["least"].split()[0]), found) for found in blocks)
+    lines = [
+        _line(
+            [
+                found["cpu"],
+                found["instruction set"],
+                found["system"].partition(",")[0],
+                found["unflip"],
+                f"{least:.3f}",
+                found["median"].split()[0],
+            ]
+        )
+        for least, found in rows
+    ]
+    head = ["CPU", "instruction set", "system", "unflip", "least, ms", "median, ms"]
+    return "\n".join([_line(head), _line(["---"] * len(head)), *lines])
+
+
+def read_block(path: Path) -> dict[str, str]:
+    """A block that somebody pasted. Times of another network, or of several threads, cannot be compared."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "  " in line]
+    found = {name.strip(): value.strip() for name, _, value in (li.partition("  ") for li in lines)}
+    expected = {"sha256": entries()["resnet20-cifar10"].sha256, "threads, batch": "1, 1"}
+    for name, value in expected.items():
+        if found.get(name) != value:
+            sys.exit(f"{path.name}: {name} is {found.get(name)!r}, but the table is for {value!r}")
+    return found
+
+
 def pages() -> dict[Path, dict[str, str]]:
     """Page -> name of each table on it -> the table."""
     studies = read_studies()
@@ -461,6 +494,7 @@ def pages() -> dict[Path, dict[str, str]]:
             "inference": inference_table(),
             "accuracy": accuracy_table(studies),
         },
+        ROOT / "docs" / "community.md": {"community": community_table()},
         ROOT / "docs" / "methods.md": {"methods-measured": measured_methods(studies["methods"])},
         HERE / "README.md": of_results,
         ROOT / "docs" / "imagenet.md": {"imagenet-recipes": recipes_table()},

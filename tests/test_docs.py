@@ -320,6 +320,12 @@ def test_packing_snippets_run(tmp_path, monkeypatch):
     assert scope["scores"].shape == (3, 2)
 
 
+def test_a_trained_network_is_loaded(capsys):
+    [snippet] = code_blocks(ROOT / "docs" / "networks.md")
+    exec(snippet, {})
+    assert "airplane" in capsys.readouterr().out
+
+
 def test_the_study_of_the_guide_can_be_called(monkeypatch, capsys):
     """It would train for hours: only the call is checked, and that every arm exists."""
     [snippet] = code_blocks(ROOT / "docs" / "studies.md")

@@ -295,7 +295,7 @@ def test_the_networks_sizes_are_those_of_the_files() -> None:
         assert f"({path.relative_to(RESULTS)}) | {path.stat().st_size:,} |" in text
 
 
-def test_the_figure_of_the_readme_is_current() -> None:
+def test_the_figures_are_current() -> None:
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("figure", RESULTS / "figure.py")
@@ -303,5 +303,6 @@ def test_the_figure_of_the_readme_is_current() -> None:
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    drawn = module.FIGURE.read_text(encoding="utf-8")
-    assert drawn == module.figure(), "run: python results/figure.py --write"
+    for name, draw in module.FIGURES.items():
+        drawn = (module.DOCS / name).read_text(encoding="utf-8")
+        assert drawn == draw(), f"{name}: run python results/figure.py --write"

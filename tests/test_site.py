@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -112,3 +113,58 @@ def test_every_method_is_explained(site: Path) -> None:
         'class="doc doc-object doc-module"'
     )
     assert "Differences" in text or "difference" in text
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A tab of a real browser."""
+    path = ROOT / "tests" / "report" / "browser.py"
+    spec = importlib.util.spec_from_file_location("site_browser", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if module.CHROMIUM is None:
+        pytest.skip("needs chromium")
+    with module.browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+PHONE, DESKTOP = (390, 800), (1280, 900)
+# Elements that reach beyond the screen, although nothing around them scrolls.
+TOO_WIDE = """
+[...document.querySelectorAll('article *')].filter(e => {
+  const box = e.getBoundingClientRect();
+  if (box.width === 0 || box.right <= WIDTH + 1) return false;
+  for (let p = e; p && p.tagName !== 'ARTICLE'; p = p.parentElement)
+    if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(p).overflowX)) return false;
+  return true;
+}).map(e => e.tagName + ' ' + e.textContent.slice(0, 60))
+"""
+BROKEN_IMAGES = "[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+
+
+def check(tab: Any, path: Path, size: tuple[int, int]) -> list[str]:
+    """What is wrong with a page in a real browser."""
+    before = len(tab.problems)
+    tab.open(path, *size)
+    wrong = [f"console: {text}" for text in tab.problems[before:]]
+    wrong += [f"too wide: {text}" for text in tab.js(TOO_WIDE.replace("WIDTH", str(size[0])))]
+    wrong += [f"image: {source}" for source in tab.js(BROKEN_IMAGES)]
+    if not tab.js("document.querySelector('h1')?.textContent"):
+        wrong.append("no heading")
+    if tab.js("document.documentElement.scrollWidth") > size[0]:
+        wrong.append("scrolls sideways")
+    return [f"{path.name} at {size[0]} pixels: {text}" for text in wrong]
+
+
+def test_every_page_opens_in_a_browser(tab: Any, site: Path) -> None:
+    """Without errors, and without scrolling sideways on a phone."""
+    wrong = []
+    for path in sorted(site.glob("*.html")):
+        if path.name != "404.html":
+            wrong += check(tab, path, PHONE)
+    for name in ("index.html", "methods.html", "networks.html"):
+        wrong += check(tab, site / name, DESKTOP)
+    assert not wrong, "\n".join(wrong)
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in tab.requests)

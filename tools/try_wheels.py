@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-NETWORK = ROOT / "results" / "cifar10" / "network" / "resnet20-strongest.unflip"
+NETWORK = ROOT / "src" / "unflip" / "networks" / "resnet20-strongest.unflip"
 MOST_MB = 60  # of the base install, as it is downloaded
 
 SCRIPT = """
@@ -82,7 +82,7 @@ def try_x86_64(wheel: Path, folder: Path) -> str:
         sys.exit("try_wheels: the base install is too large")
     # No compiler can be found, and none of the environment's other packages.
     clean = {"PATH": str(python.parent), "HOME": str(folder)}
-    for words in (["--version"], ["show", NETWORK], ["bench", NETWORK, "--runs", 3]):
+    for words in (["--version"], ["show", "resnet20-cifar10"], ["bench", NETWORK, "--runs", 3]):
         run(python.parent / "unflip", *words, env=clean)
     logits = run(python, "-c", SCRIPT, NETWORK, env=clean)
     print("x86-64: installed and run without a compiler and without torch")

@@ -1,4 +1,4 @@
-"""What operating systems do differently with files: locks, and making a rename durable."""
+"""What operating systems do differently with files: locks, making a rename durable, and the folder of caches."""
 
 from __future__ import annotations
 
@@ -49,3 +49,17 @@ else:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def cache_folder(part: str) -> Path | None:
+    """The folder of what can be made or downloaded again: ``$UNFLIP_CACHE/part``, or ``~/.cache/unflip/part``.
+
+    None where there is no home folder.
+    """
+    chosen, base = os.environ.get("UNFLIP_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if chosen:
+        return Path(chosen) / part
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "unflip" / part
+    except RuntimeError:
+        return None

@@ -17,6 +17,7 @@ EXTRAS = {
     "ray": "ray",
     "pyarrow": "parquet",
     "h5py": "larq",
+    "huggingface_hub": "hub",
 }
 
 

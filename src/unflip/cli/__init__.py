@@ -4,7 +4,7 @@ Commands import what they need when they run: ``unflip show`` works where torch 
 """
 
 # ruff: noqa: I001  'unflip --help' lists the commands in the order of these imports
-from unflip.cli import doctor, catalog, data, train, study, report, pack, imports, packed
+from unflip.cli import doctor, catalog, networks, data, train, study, report, pack, imports, packed
 from unflip.cli.app import app, run
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "data",
     "doctor",
     "imports",
+    "networks",
     "pack",
     "packed",
     "report",

@@ -37,6 +37,7 @@ EXTRAS = (
     Extra("pyarrow", "pyarrow", "parquet", "image sets in Parquet files"),
     Extra("tensorboard", "tensorboard", "tensorboard", "unflip train --tensorboard"),
     Extra("ray", "ray", "ray", "studies on a cluster"),
+    Extra("huggingface_hub", "huggingface_hub", "hub", "networks on the Hugging Face Hub"),
 )
 TRAINING = ("torch", "pydantic", "yaml", "sklearn", "matplotlib")
 TINY = {"op": "mean", "name": "mean", "inputs": [0]}  # the smallest network

@@ -34,7 +34,12 @@ ImageWorkers = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Packed = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A packed network (.unflip), made by 'unflip pack'.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A packed network: a file (.unflip) of 'unflip pack', a name of 'unflip networks', a URL, or "
+        "hub:OWNER/NAME.",
+    ),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads. 0: one per core.")]
 MaxMemory = Annotated[

@@ -86,32 +86,36 @@ def export(
         raise ValueError(
             "-o writes an ONNX file, --qonnx QONNX, --c C code and --html a page; give one of them"
         )
+    from unflip.networks import locate
+
+    path = locate(model)
     if c is not None:
         if check is not None and int16 is not None:
             raise ValueError("--check compares bits, which --int16 changes; give one of them")
         limits = (max_memory, max_work)
         if int16 is not None:
-            return _export_int16(model, c, name or model.stem, int16, replace, limits)
-        return _export_c(model, c, name or model.stem, check, replace, limits)
+            return _export_int16(path, c, name or path.stem, int16, replace, limits)
+        return _export_c(path, c, name or path.stem, check, replace, limits)
     if name is not None or check is not None or int16 is not None or replace:
         raise ValueError("--name, --check, --int16 and --replace need --c DIR")
     if html is not None:
-        return _export_html(model, html, (max_memory, max_work))
-    target = qonnx or out or model.with_suffix(".onnx")
+        return _export_html(path, html, (max_memory, max_work))
+    beside = path if Path(model).exists() else Path(path.name)  # not in a cache or in the package
+    target = qonnx or out or beside.with_suffix(".onnx")
     if target.suffix != ".onnx":
         raise ValueError(
             f"{'-o' if qonnx is None else '--qonnx'} {target} should end in .onnx; for C code, give a folder with --c "
             "instead"
         )
-    if target.resolve() == model.resolve():
+    if target.resolve() == path.resolve():
         raise ValueError(f"{target} is the packed network itself: give another file")
     needs("writing ONNX files", "onnx")
     from unflip.export import onnx as plain
     from unflip.export import qonnx as dialect
 
     write = plain.export if qonnx is None else dialect.export
-    size = write(model, target, max_memory, max_work)
-    print(f"{target}: {size:,} bytes ({model.name}: {model.stat().st_size:,})")
+    size = write(path, target, max_memory, max_work)
+    print(f"{target}: {size:,} bytes ({path.name}: {path.stat().st_size:,})")
 
 
 def _export_html(model: Path, page: Path, limits: tuple[int | None, int | None]) -> None:

@@ -37,21 +37,23 @@ def show(
     max_work: MaxWork = None,
 ) -> None:
     """Show the ops, shapes and bytes of a packed network, and the memory and work that it needs."""
+    from unflip.networks import locate
     from unflip.packing.describe import describe
     from unflip.packing.file import read, sha256
 
-    network = _loaded(model, 1, max_memory, max_work)  # checks the file
+    path = locate(model)
+    network = _loaded(path, 1, max_memory, max_work)  # checks the file
     if target is not None:
-        table, notes = needs_of(model, target)
+        table, notes = needs_of(path, target)
         print_table(table)
         print(*notes, sep="\n")
         return
-    packed = read(model)
+    packed = read(path)
     found = describe(packed)
     print_table(_description(found))
-    size = model.stat().st_size
+    size = path.stat().st_size
     print(
-        f"{model}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), {found.float_bytes / size:.1f} times smaller than "
+        f"{path}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), {found.float_bytes / size:.1f} times smaller than "
         f"with float weights ({found.float_bytes:,} bytes)"
     )
     labels, preprocess = packed.graph["labels"], packed.graph["input"]["preprocess"]
@@ -74,7 +76,7 @@ def show(
     )
     for key, text in packed.graph.get("source", {}).items():
         print(f"source {printable(key)}: {printable(text)}")
-    print(f"SHA-256 {sha256(model)} (verified)")
+    print(f"SHA-256 {sha256(path)} (verified)")
 
 
 def _output(name: str, graph: dict[str, Any]) -> str:
@@ -145,7 +147,7 @@ def _json(content: Any) -> str:
 
 
 def _loaded(
-    path: Path, threads: int, max_memory: int | None = None, max_work: int | None = None
+    path: str | Path, threads: int, max_memory: int | None = None, max_work: int | None = None
 ) -> Model:
     from unflip.runtime import NativePartMissing, load
 
@@ -155,7 +157,7 @@ def _loaded(
         raise ValueError(str(error)) from None
 
 
-def _classifier(path: Path, threads: int, max_memory: int | None, max_work: int | None) -> Model:
+def _classifier(path: str, threads: int, max_memory: int | None, max_work: int | None) -> Model:
     network = _loaded(path, threads, max_memory, max_work)
     if network.structure != "tensor":
         names = ", ".join(map(printable, network.output_shapes))
@@ -256,7 +258,7 @@ def _cropped(images: Dataset) -> dict[str, int]:
     return {"size": images.transform.size, "resize": images.transform.resize}
 
 
-def _refuse_others(network: Model, path: Path, spec: InputSpec, dataset: str) -> None:
+def _refuse_others(network: Model, path: str, spec: InputSpec, dataset: str) -> None:
     """With images of another shape, or other classes, the accuracy would mean nothing."""
     shape, classes = spec.shape, list(spec.classes)
     if shape != network.input_shape:
@@ -319,14 +321,27 @@ def bench(
     runs: Annotated[int, typer.Option(min=1, help="Timed calls; medians are shown.")] = 50,
     max_memory: MaxMemory = None,
     max_work: MaxWork = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print times and machine as a block for an issue.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Time a packed network, as a whole and layer by layer."""
     import numpy as np
 
-    network = _loaded(model, threads, max_memory, max_work)
+    from unflip.networks import locate
+
+    if report and as_json:
+        raise ValueError("--report and --json are two forms of the output: give one of them")
+    path = locate(model)
+    network = _loaded(path, threads, max_memory, max_work)
     x = np.random.default_rng(0).normal(size=(batch, *network.input_shape)).astype(np.float32)
     seconds = _times(network, x, runs)
+    if report:
+        from unflip.cli.bench_report import block
+
+        print(block(path, network, batch, seconds))
+        return
     layers = network.profile(x, runs)
     median = statistics.median(seconds)
     if as_json:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from unflip.disk import cache_folder
 from unflip.kernels import tuning
 
 
@@ -28,7 +27,7 @@ class Passed:
     def __init__(self, description: Iterable[str], device: torch.device) -> None:
         text = "\n".join([*_machine(device), *description])
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        folder = _folder()
+        folder = cache_folder("kernels")
         self.path = None if folder is None else folder / f"{name}.json"
 
     def recall(self) -> bool:
@@ -52,17 +51,6 @@ class Passed:
             part.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps(content))
             part.replace(self.path)
-
-
-def _folder() -> Path | None:
-    """None where there is no home folder."""
-    chosen, base = os.environ.get("UNFLIP_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if chosen:
-        return Path(chosen) / "kernels"
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "unflip" / "kernels"
-    except RuntimeError:
-        return None
 
 
 def _machine(device: torch.device) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unflip.networks import locate
 from unflip.printable import printable
 from unflip.runtime.profile import Profile, summarize
 
@@ -29,6 +30,10 @@ def load(
 ) -> Model:
     """A packed network (an ``.unflip`` file), checked and ready to run.
 
+    ``path``: the file; or, as text, a folder that ``unflip push`` wrote, a name that ``unflip networks`` lists, a URL
+    (``https://...``), or ``hub:OWNER/NAME`` on the Hugging Face Hub. Downloads are kept in a cache. Their hashes are
+    checked.
+
     ``threads``: how many threads share the work of one call; 0 for one per core. Any number of threads may call one
     model at the same time. The environment variable ``UNFLIP_ISA`` selects an instruction set; the default is the best
     one of the CPU. A file that is not valid raises ValueError.
@@ -39,12 +44,13 @@ def load(
     seconds). Raise them only for files that you trust.
     """
     native = _native()
-    if not Path(path).exists():
-        raise FileNotFoundError(f"{os.fspath(path)}: the file does not exist")
-    source = _Source(Path(path))
     limits = _limit("max_memory", max_memory), _limit("max_work", max_work)
-    network = native.Network(os.fsencode(path), _whole(threads), *limits)
-    return Model(network, Path(path).name, source, limits)
+    file = locate(path)
+    if not file.exists():
+        raise FileNotFoundError(f"{os.fspath(path)}: the file does not exist")
+    source = _Source(file)
+    network = native.Network(os.fsencode(file), _whole(threads), *limits)
+    return Model(network, file.name, source, limits)
 
 
 def _from_bytes(data: bytes, threads: int, name: str, limits: tuple[int, int] = (0, 0)) -> Model:

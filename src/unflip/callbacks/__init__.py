@@ -1,0 +1,1 @@
+"""The hooks of :mod:`unflip.layers` as callbacks of other training loops: one file per library."""
