@@ -97,6 +97,11 @@ def attribute(name: str, value: Any) -> Callable[[Any], None]:
     return change
 
 
+def channels_last(model: Any) -> None:
+    """The same operation on images whose channels are the last dimension."""
+    model.graph.node[2].domain = "qonnx.custom_op.channels_last"
+
+
 def numbers(place: int, value: float) -> Callable[[Any], None]:
     def change(model: Any) -> None:
         old = model.graph.initializer[place]
@@ -122,8 +127,11 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "huge input": (huge_input, r"at most 1,048,576 channels|elements|cannot|channels"),
     "huge constant": (huge_constant, r"the constant 'c1' has the shape \(1099511627776"),
     "growing": (growing, r"do not broadcast to \(4096, 1\)"),
+    "slice": (renamed("Slice"), r"its starts should be a few integers"),
     "unknown": (renamed("Loop"), r"Loop .*: this operation is not supported; remove it before"),
     "resize": (renamed("Resize"), r"Resize .BatchNormalization_3.: this operation is not supported"),
+    "pool": (renamed("MaxPool"), r"MaxPool .* has no kernel_shape"),
+    "channels last": (channels_last, r"Conv .Conv_2. is of the domain .qonnx.custom_op.channels_last."),
     "padding": (attribute("pads", [2**40] * 4), r"pads=\[1099511627776.* from 0 to 65,536"),
     "huge padding": (attribute("pads", [65536] * 4), r"at most|elements"),
     "stride": (attribute("strides", [0, 1]), r"strides=\[0, 1\] start at 1"),

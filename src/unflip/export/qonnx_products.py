@@ -62,6 +62,7 @@ def conv(
     scales: str | None = None,
     offset: str | None = None,
 ) -> Value:
+    """The fields are those of the format; the kind of weights decides about the nodes."""
     x = e.values[inputs[0]]
     flat = x.flat and shape[2:] == [1, 1] and groups == 1 and not any(padding)
     layer = _Layer(name, shape, stride, dilation, padding, groups, flat)
@@ -84,13 +85,11 @@ def conv(
     own = np.broadcast_to(own, (len(own), shape[0]))
     extra = None if offset is None else np.broadcast_to(e.tensors[offset], (shape[0],))
     own, extra, steps = _fold_scale(e, own, extra, steps)
+    # Filters with a negative scale are negated, so that signs after them are taken of rising numbers.
     signs, own = signs * np.where(own < 0, F32(-1), F32(1))[..., None, None, None], np.abs(own)
     if isinstance(x, Code) and len(code.terms) == len(own) == 1 and extra is None:
         return _one_product(e, layer, code, signs[0], own[0], steps, out)
-    parts = [p for s, o in zip(signs, own, strict=True) for p in _scaled(e, layer, code, s, o)]
-    if extra is not None and extra.any():
-        filters = 1 if groups == 1 else shape[0]
-        parts += _scaled(e, layer, code, np.ones((filters, *shape[1:])), extra)
+    parts = _all_products(e, layer, code, signs, own, extra)
     return apply_steps(e, Value(e.sum(parts), out, flat), steps)
 
 
@@ -141,6 +140,17 @@ def _one_product(
         arrays = [_with_arrays(e, step) for step in steps]
         e.sums[len(e.values)] = WholeSum(number, layer.flat, largest, scale, arrays)
     return apply_steps(e, Value(e.sum(parts), out, layer.flat), steps)
+
+
+def _all_products(
+    e: QonnxExporter, layer: _Layer, code: Code, signs: Array, own: Array, extra: Array | None
+) -> list[str]:
+    """Every base with every term of the input; an offset of the weights is a filter of ones."""
+    parts = [p for s, o in zip(signs, own, strict=True) for p in _scaled(e, layer, code, s, o)]
+    if extra is not None and extra.any():
+        filters = 1 if layer.groups == 1 else layer.shape[0]
+        parts += _scaled(e, layer, code, np.ones((filters, *layer.shape[1:])), extra)
+    return parts
 
 
 def _with_arrays(e: QonnxExporter, step: dict[str, Any]) -> dict[str, Any]:

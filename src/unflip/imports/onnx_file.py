@@ -27,6 +27,8 @@ TYPES = {
     9: ("|b1", "int32_data"),
     11: ("<f8", "double_data"),
 }
+# Other domains give the same names other meanings, such as channels_last.
+DOMAINS = {"", "ai.onnx", "qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general"}
 INT, INTS, FLOAT, TEXT, TENSOR = 2, 7, 1, 3, 4  # ONNX's numbers of kinds of attributes
 
 
@@ -211,6 +213,12 @@ def array_of(tensor: Any) -> Array:
 
 
 def _node(node: Any) -> Node:
+    domain = _text(node.domain)
+    if domain not in DOMAINS:
+        raise CannotImport(
+            f"{_text(node.op_type):.60} {_text(node.name)!r:.90} is of the domain {domain!r:.60}, which is not "
+            "supported; export the network without it"
+        )
     return Node(
         _text(node.op_type),
         _text(node.name or (node.output[0] if node.output else "")),

@@ -40,9 +40,14 @@ class Builder:
     floats: list[str] = field(default_factory=list)  # layers with weights of more than 1 bit
 
     def add(
-        self, kind: str, node: Node, inputs: list[Value], steps: list[Fields] | None = None,
-        flat: bool | None = None, **fields: Any,
-    ) -> Value:  # fmt: skip
+        self,
+        kind: str,
+        node: Node,
+        inputs: list[Value],
+        steps: list[Fields] | None = None,
+        flat: bool | None = None,
+        **fields: Any,
+    ) -> Value:
         """Add an op of the packed file; its shape follows from its fields."""
         shape = SHAPES[kind](fields, [x.shape for x in inputs])
         if min(shape) < 1:

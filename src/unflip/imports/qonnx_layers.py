@@ -143,6 +143,8 @@ def _pool(b: Builder, node: Node, inputs: list[Any]) -> Operand:
     refuse_padding_rule(node)
     node.only(ceil_mode=0, dilations=[1, 1], storage_order=0)
     top, left, bottom, right = node.wholes("pads", [0] * 4)
+    if "kernel_shape" not in node.attributes:
+        raise CannotImport(f"{node.title} has no kernel_shape")
     kernel = positive(node, "kernel_shape")
     if (top, left) != (bottom, right) or 2 * top > kernel[0] or 2 * left > kernel[1]:
         raise CannotImport(
@@ -238,7 +240,8 @@ def _pad(b: Builder, node: Node, inputs: list[Any]) -> Operand:
     pads = integers(node, inputs, 1, "pads")
     if len(inputs) > 2 and inputs[2] is not None and np.any(constant(node, inputs, 2, "value")):
         raise CannotImport(f"{node.title}: only a padding by 0 is supported")
-    if len(inputs) > 3 or len(pads) != 8 or pads[0] or pads[4] or not all(0 <= n <= 2**16 for n in pads):  # fmt: skip
+    fits = len(pads) == 8 and not pads[0] and not pads[4] and all(0 <= n <= 2**16 for n in pads)
+    if len(inputs) > 3 or not fits:
         raise CannotImport(
             f"{node.title}: pads={pads!r:.60}; 8 numbers are needed, and 0 for the batch"
         )
@@ -248,15 +251,13 @@ def _pad(b: Builder, node: Node, inputs: list[Any]) -> Operand:
 @op("Slice")
 def _slice(b: Builder, node: Node, inputs: list[Any]) -> Operand:
     x = image(node, value_of(b, node, inputs[0]))
-    names = ("starts", "ends", "axes", "steps")
-    given = [
-        integers(node, inputs, i, what)
-        if i < len(inputs)
-        else list(range(4)) if what == "axes" else [1] * 4
-        for i, what in enumerate(names, 1)
-    ]  # fmt: skip
+    starts, ends = (integers(node, inputs, i, what) for i, what in ((1, "starts"), (2, "ends")))
+    axes = integers(node, inputs, 3, "axes") if len(inputs) > 3 else list(range(len(starts)))
+    steps = integers(node, inputs, 4, "steps") if len(inputs) > 4 else [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise CannotImport(f"{node.title}: its starts, ends, axes and steps differ in number")
     start, stop, step = [0, 0, 0], list(x.shape), [1, 1, 1]
-    for first, end, axis, by in zip(*given, strict=False):
+    for first, end, axis, by in zip(starts, ends, axes, steps, strict=True):
         place = axis % 4 - 1
         if place < 0 or by < 1 or not -4 <= axis < 4:
             raise CannotImport(

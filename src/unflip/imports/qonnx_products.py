@@ -113,7 +113,9 @@ def _weights(b: Builder, node: Node, weight: Array) -> dict[str, Any]:
     return {"weight": weight.astype(F32)}
 
 
-def _product(b: Builder, node: Node, x: Value, weight: Array, bias: Array | None, **window: Any) -> Value:  # fmt: skip
+def _product(
+    b: Builder, node: Node, x: Value, weight: Array, bias: Array | None, **window: Any
+) -> Value:
     fields = _weights(b, node, weight)
     source = b.as_code(node, x) if "bits" in fields else b.as_float(node, x)
     out = b.add("conv", node, [source], shape=list(weight.shape), **window, **fields)
