@@ -35,7 +35,18 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 """
-EXTRAS = ("torch", "yaml", "sklearn", "matplotlib", "onnx", "ray", "tensorboard", "pyarrow", "h5py")
+EXTRAS = (
+    "torch",
+    "yaml",
+    "sklearn",
+    "matplotlib",
+    "onnx",
+    "ray",
+    "tensorboard",
+    "pyarrow",
+    "h5py",
+    "huggingface_hub",
+)
 
 
 def python(script: str, *arguments: Any, flags: tuple[str, ...] = (), **environment: str) -> str:

@@ -49,7 +49,7 @@ def model_in(folder: Path) -> Path:
     if len(found) != 1:
         how_many = f"{len(found)} packed networks" if found else "no packed network"
         raise ValueError(
-            f"{folder} has {how_many} (*.unflip) and no {MANIFEST}; give the path of a file"
+            f"{folder} is a folder with {how_many} (*.unflip) and without {MANIFEST}; give the path of a file"
         )
     return found[0]
 
