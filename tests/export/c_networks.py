@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from onnx_net import Net
 from torch import nn
 
 from unflip import models
@@ -17,62 +17,6 @@ from unflip.packing import Packed, make_packed
 from unflip.packing.describe import value_shapes
 
 ROOT = Path(__file__).parents[2]
-
-
-class Net:
-    """Collects ops and tensors."""
-
-    def __init__(self, shape: tuple[int, int, int], seed: int = 0, exact: bool = False) -> None:
-        self.random = np.random.default_rng(seed)
-        self.shape, self.exact = shape, exact
-        self.ops: list[Any] = []
-        self.tensors: dict[str, Any] = {}
-
-    def tensor(self, *shape: int) -> str:
-        """Normal numbers, or small eighths, so that sums are exact and numbers are equal to thresholds."""
-        x = (
-            self.random.integers(-16, 17, shape) / 8
-            if self.exact
-            else self.random.normal(size=shape)
-        )
-        return self.keep(x.astype(np.float32))
-
-    def keep(self, array: Any) -> str:
-        name = f"t{len(self.tensors)}"
-        self.tensors[name] = array
-        return name
-
-    def op(self, kind: str, *inputs: int, **fields: Any) -> int:
-        self.ops.append({"op": kind, "name": f"{kind}{len(self.ops)}", "inputs": inputs, **fields})
-        return len(self.ops)
-
-    def quantize(self, *inputs: int, steps: int = 1, channels: int = 1, **fields: Any) -> int:
-        code = {"strict": [False] * steps, "coding": "planes", "scales": [2.0], "offset": -1.0}
-        return self.op(
-            "quantize", *inputs, thresholds=self.tensor(steps, channels), **code | fields
-        )
-
-    def conv(
-        self, x: int, shape: list[int], bases: int = 1, floats: bool = False, **fields: Any
-    ) -> int:
-        window = {
-            "stride": [1, 1],
-            "dilation": [1, 1],
-            "padding": [0] * 4,
-            "groups": 1,
-            "steps": [],
-        }
-        if floats:
-            return self.op("conv", x, shape=shape, weight=self.tensor(*shape), **window | fields)
-        signs = self.random.integers(0, 2, bases * int(np.prod(shape)), dtype=np.uint8)
-        bits = self.keep(np.packbits(signs, bitorder="little"))
-        scales = self.tensor(bases, shape[0])
-        return self.op("conv", x, shape=shape, bits=bits, scales=scales, **window | fields)
-
-    def packed(self, preprocess: Any = None) -> Packed:
-        given = {"shape": list(self.shape), "preprocess": preprocess}
-        graph = {"input": given, "ops": self.ops, "output": len(self.ops), "labels": None}
-        return Packed(json.loads(json.dumps(graph)), self.tensors)
 
 
 def affine(net: Net, channels: int) -> dict[str, Any]:
@@ -123,7 +67,7 @@ def binary(code: Any, window: Any, size: tuple[int, int], seed: int) -> Packed:
 
 def vectors() -> Packed:
     """Linear layers: bits of channels are packed; integer thresholds in between."""
-    net = Net((70, 1, 1), 3)
+    net = Net((70, 1, 1), 3, exact=False)
     x = net.conv(net.quantize(0), [300, 70, 1, 1], steps=[affine(net, 300)])
     x = net.conv(net.quantize(x, channels=300), [41, 300, 3, 3], padding=[1, 1, 1, 1], bases=2)
     return net.packed()
@@ -131,18 +75,19 @@ def vectors() -> Packed:
 
 def integers() -> Packed:
     """Only bits leave the first convolution: they follow from whole numbers, with rising and falling factors."""
-    net = Net((8, 16, 16), 5)
+    net = Net((8, 16, 16), 5, exact=False)
     slope = net.keep(np.linspace(0, 1.5, 12, dtype=np.float32))
     steps: list[Any] = [affine(net, 12), {"step": "prelu", "slope": slope}]
     steps.append({"step": "clamp", "low": -1.5, "high": None})
     x = net.conv(net.quantize(0), [12, 8, 3, 3], padding=[1, 1, 1, 1], steps=steps)
     net.conv(net.quantize(x, channels=12), [4, 12, 16, 16])
-    return net.packed({"mean": [0.4] * 8, "std": [0.3] * 8})
+    net.preprocess = {"mean": [0.4] * 8, "std": [0.3] * 8}
+    return net.packed()
 
 
 def floats() -> Packed:
     """Stems of both kinds, a max pool behind falling steps, every simple op, and values that are read late."""
-    net = Net((3, 41, 29), 6)
+    net = Net((3, 41, 29), 6, exact=False)
     x = net.conv(
         0, [16, 3, 7, 7], floats=True, stride=[2, 2], padding=[3, 3, 3, 3], steps=[affine(net, 16)]
     )
@@ -179,7 +124,7 @@ def net_size(net: Net, value: int) -> int:
 
 def residual() -> Packed:
     """Shortcuts that are added in place, pooled in place and extended in place."""
-    net = Net((3, 16, 24), 7)
+    net = Net((3, 16, 24), 7, exact=False)
     x = net.conv(0, [8, 3, 3, 3], floats=True, padding=[1, 1, 1, 1], steps=[affine(net, 8)])
     for _ in range(2):
         steps = [affine(net, 8), {"step": "add", "value": x}]
@@ -190,7 +135,8 @@ def residual() -> Packed:
     wide = net.op("pad", pooled, before=[0, 0, 0], after=[8, 0, 0])
     steps = [{"step": "add", "value": wide}]
     net.conv(net.quantize(x), [16, 8, 3, 3], padding=[1, 1, 1, 1], stride=[2, 2], steps=steps)
-    return net.packed({"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3]})
+    net.preprocess = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3]}
+    return net.packed()
 
 
 def trained(name: str, method: str, size: int, **options: Any) -> Packed:

@@ -1,4 +1,4 @@
-"""Small packed networks for the tests of ONNX and QONNX files."""
+"""Small packed networks for the tests of exported files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from unflip.packing.file import Packed
 
 
 class Net:
-    """Collects ops and tensors. Numbers are small eighths, so that sums are exact and ties happen."""
+    """Collects ops and tensors. ``exact``: numbers are small eighths, so that sums are exact and ties happen."""
 
-    def __init__(self, shape: tuple[int, int, int], seed: int = 0) -> None:
+    def __init__(self, shape: tuple[int, int, int], seed: int = 0, exact: bool = True) -> None:
         self.random = np.random.default_rng(seed)
-        self.shape, self.ops, self.tensors = shape, [], {}
+        self.shape, self.exact = shape, exact
+        self.ops: list[Any] = []
+        self.tensors: dict[str, Any] = {}
         self.labels: Any = None
         self.preprocess: Any = None
 
     def numbers(self, *shape: int) -> Any:
+        if not self.exact:
+            return self.random.normal(size=shape).astype(np.float32)
         return (self.random.integers(-16, 17, shape) / 8).astype(np.float32)
 
     def tensor(self, *shape: int) -> str:
