@@ -158,7 +158,7 @@ class EngineImpl : public Engine {
     for (int i = done; i < batch; i++) run_image(input, outputs, i, *arenas[0], pool, seconds);
   }
 
-  int arenas() const { return arena_bytes_ > kLargeArena ? 1 : threads_; }
+  int arenas() const { return separate_images(arena_bytes_, threads_) ? threads_ : 1; }
 
   std::unique_ptr<Task> make_task(PlannedOp& planned) {
     Op& op = graph_.ops[planned.op];

@@ -43,19 +43,44 @@ unsigned watch_forks() {
 
 }  // namespace
 
-// A thread takes a job by decrementing `left`. Only a thread that has taken a job may read work and context. These change only
-// when every job that was taken is done, so there is no race.
+// Each thread has its own share of the jobs: neighbouring ones, the same in every run of as many jobs. So a thread finds in its cache
+// what it wrote in the layer before. Cores that are far apart need 100 ns or more to pass a cache line, so all that a thread waits for
+// is in one line, and it counts in another one. A thread without jobs takes the last ones of others.
+struct alignas(128) Share {  // two lines, because CPUs fetch them in pairs
+  std::atomic<uint64_t> range{0};  // the first job that is left, and the end in the upper half
+  void (*work)(void*, int, int) = nullptr;
+  void* context = nullptr;
+  alignas(64) std::atomic<uint64_t> done{0};  // jobs of all runs; only the thread itself writes it
+
+  bool empty(std::memory_order order) const {
+    const uint64_t now = range.load(order);
+    return static_cast<uint32_t>(now) >= now >> 32;
+  }
+
+  // The first job, or the last one; -1 if none is left. Only a thread that has taken a job may read work and context. These change
+  // only when every job that was taken is done, so there is no race.
+  int take(bool last) {
+    uint64_t now = range.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint64_t first = static_cast<uint32_t>(now), end = now >> 32;
+      if (first >= end) return -1;
+      const uint64_t next = last ? (end - 1) << 32 | first : end << 32 | (first + 1);
+      if (range.compare_exchange_weak(now, next, std::memory_order_acquire, std::memory_order_relaxed))
+        return static_cast<int>(last ? end - 1 : first);
+    }
+  }
+};
+
 struct ThreadPool::State {
-  int threads = 1;
+  explicit State(int count) : threads(count), shares(static_cast<size_t>(count)) {}
+
+  const int threads;
   bool may_spin = true;
   unsigned born = watch_forks();
   std::vector<std::thread> workers;
 
-  void (*work)(void*, int, int) = nullptr;
-  void* context = nullptr;
-  int jobs = 0;
-  alignas(64) std::atomic<int> left{0};
-  alignas(64) std::atomic<int> done{0};
+  std::vector<Share> shares;  // one for each thread
+  uint64_t all_done = 0;      // jobs of all runs, this one included
   std::atomic<bool> busy{false};
 
   alignas(64) std::atomic<int> asleep{0};
@@ -65,44 +90,58 @@ struct ThreadPool::State {
 
   bool from_the_parent() const { return forks.load(std::memory_order_relaxed) != born; }
 
-  bool do_one(int thread) {
-    int now = left.load(std::memory_order_relaxed);
-    do {
-      if (now <= 0) return false;
-    } while (!left.compare_exchange_weak(now, now - 1, std::memory_order_acquire, std::memory_order_relaxed));
-    work(context, jobs - now, thread);
-    done.fetch_add(1, std::memory_order_release);
-    return true;
-  }
-
-  bool something() const { return left.load(std::memory_order_relaxed) > 0 || stop.load(std::memory_order_relaxed); }
-
-  void worker(int thread) {
-    while (!stop.load(std::memory_order_relaxed)) {
-      while (do_one(thread)) {
-      }
-      if (!spin()) sleep();
+  void share_out(int jobs, void (*work)(void*, int, int), void* context) {
+    for (int t = 0; t < threads; ++t) {
+      const auto first = static_cast<uint64_t>(jobs) * t / threads, end = static_cast<uint64_t>(jobs) * (t + 1) / threads;
+      shares[t].work = work, shares[t].context = context;
+      shares[t].range.store(end << 32 | first, std::memory_order_release);
     }
   }
 
-  bool spin() const {
-    if (!may_spin) return something();
+  bool do_one(int thread, int owner) {
+    Share& share = shares[owner];
+    const int job = share.take(owner != thread);
+    if (job < 0) return false;
+    share.work(share.context, job, thread);
+    std::atomic<uint64_t>& done = shares[thread].done;
+    done.store(done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    return true;
+  }
+
+  void do_all(int thread) {
+    for (int other = 0; other < threads; ++other)
+      while (do_one(thread, (thread + other) % threads)) {
+      }
+  }
+
+  bool something(int thread, std::memory_order order) const { return !shares[thread].empty(order) || stop.load(order); }
+
+  void worker(int thread) {
+    while (!stop.load(std::memory_order_relaxed)) {
+      do_all(thread);
+      if (!spin(thread)) sleep(thread);
+    }
+  }
+
+  bool spin(int thread) const {
+    if (!may_spin) return something(thread, std::memory_order_relaxed);
     const auto end = Clock::now() + kSpin;
     do {
       for (int i = 0; i < kPausesPerLook; ++i) {
-        if (something()) return true;
+        if (something(thread, std::memory_order_relaxed)) return true;
         pause();
       }
     } while (Clock::now() < end);
     return false;
   }
 
-  // A thread raises `asleep` before it reads `left`, and run() sets `left` before it reads `asleep`. So at least one of them sees
-  // the other's change.
-  void sleep() {
+  // A thread raises `asleep` before it reads its range, and run() sets the ranges before it reads `asleep`. So at least one of them
+  // sees the other's change.
+  void sleep(int thread) {
     std::unique_lock<std::mutex> lock(mutex);
     asleep.fetch_add(1, std::memory_order_seq_cst);
-    wake.wait(lock, [this] { return left.load(std::memory_order_seq_cst) > 0 || stop.load(std::memory_order_seq_cst); });
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    wake.wait(lock, [&] { return something(thread, std::memory_order_seq_cst); });
     asleep.fetch_sub(1, std::memory_order_relaxed);
   }
 
@@ -113,8 +152,18 @@ struct ThreadPool::State {
     wake.notify_all();
   }
 
-  void wait_for(int jobs_done) const {
-    for (int looks = 0; done.load(std::memory_order_acquire) != jobs_done; ++looks) {
+  void wake_sleepers() {
+    if (asleep.load(std::memory_order_relaxed) > 0) wake_all();
+  }
+
+  uint64_t done() const {
+    uint64_t sum = 0;
+    for (const Share& share : shares) sum += share.done.load(std::memory_order_acquire);
+    return sum;
+  }
+
+  void wait() const {
+    for (int looks = 0; done() != all_done; ++looks) {
       if (may_spin && looks < 1 << 14) {
         pause();
       } else {
@@ -124,8 +173,7 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : state_(new State) {
-  state_->threads = std::max(threads, 1);
+ThreadPool::ThreadPool(int threads) : state_(new State(std::max(threads, 1))) {
   // With more threads than cores, a spinning thread would block one that has work.
   state_->may_spin = static_cast<unsigned>(state_->threads) <= std::max(std::thread::hardware_concurrency(), 1u);
   state_->workers.reserve(static_cast<size_t>(state_->threads - 1));
@@ -158,13 +206,14 @@ void ThreadPool::run(int jobs, void (*work)(void* context, int job, int thread),
     for (int job = 0; job < jobs; ++job) work(context, job, 0);
     return;
   }
-  s.work = work, s.context = context, s.jobs = jobs;
-  s.done.store(0, std::memory_order_relaxed);
-  s.left.store(jobs, std::memory_order_seq_cst);
-  if (s.asleep.load(std::memory_order_seq_cst) > 0) s.wake_all();
-  while (s.do_one(0)) {
-  }
-  s.wait_for(jobs);
+  s.all_done += static_cast<uint64_t>(jobs);
+  s.share_out(jobs, work, context);
+  s.wake_sleepers();
+  s.do_one(0, 0);  // while the ranges reach the other cores: the fence waits for them
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  s.wake_sleepers();  // those that fell asleep in the meantime
+  s.do_all(0);
+  s.wait();
   s.busy.store(false, std::memory_order_release);
 }
 

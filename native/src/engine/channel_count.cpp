@@ -57,9 +57,9 @@ class ChannelCount : public Task {
   }
 
   void run(const RunContext& context) const override {
-    epilogue_->clear_border(context);
     const EpilogueTarget target = epilogue_->target(context);
     parallel(context, cut_.jobs, [&](int job, int thread) {
+      epilogue_->clear_border(context, cut_.first(job), cut_.last(job));
       uint8_t* scratch = context.scratch_of(thread);
       Taps rows, columns;  // the taps that the signs belong to; initially none
       for (int pixel = cut_.first(job); pixel < cut_.last(job); pixel++) {

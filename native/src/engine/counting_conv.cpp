@@ -42,8 +42,8 @@ class CountingConv : public Task {
   }
 
   void run(const RunContext& context) const override {
-    epilogue_->clear_border(context);
     parallel(context, cut_.jobs, [&](int job, int thread) {
+      epilogue_->clear_border(context, cut_.first(job), cut_.last(job));
       const Scratch scratch(places_, context.scratch_of(thread));
       const EpilogueTarget target = epilogue_->target(context);
       Taps rows, columns;  // the taps that the signs belong to

@@ -159,21 +159,20 @@ EpilogueTarget Epilogue::target(const RunContext& context) const {
   return t;
 }
 
-void Epilogue::clear_border(const RunContext& context) const {
+void Epilogue::clear_border(const RunContext& context, int first, int last) const {
   if (emits_.code < 0) return;
   const CodeLayout& l = params_.code;
-  const int64_t image_row = int64_t{shape_.width} * l.pixel_bytes, left = int64_t{l.left} * l.pixel_bytes;
-  const int below = l.top + shape_.height;
+  const int width = shape_.width, below = l.top + shape_.height;
+  const int64_t image_row = int64_t{width} * l.pixel_bytes, left = int64_t{l.left} * l.pixel_bytes;
   for (int p = 0; p < l.planes; p++) {
     uint8_t* plane = context.codes[emits_.code] + p * l.plane_bytes;
-    std::memset(plane, 0, l.top * l.row_bytes);
-    std::memset(plane + below * l.row_bytes, 0, (l.rows - below) * l.row_bytes);
+    if (first == 0) std::memset(plane, 0, l.top * l.row_bytes);
+    if (last == pixels()) std::memset(plane + below * l.row_bytes, 0, (l.rows - below) * l.row_bytes);
     if (l.row_bytes == image_row) continue;
-    for (int y = l.top; y < below; y++) {
-      uint8_t* row = plane + y * l.row_bytes;
-      std::memset(row, 0, left);
-      std::memset(row + left + image_row, 0, l.row_bytes - left - image_row);
-    }
+    uint8_t* rows = plane + l.top * l.row_bytes;
+    for (int y = (first + width - 1) / width; y < (last + width - 1) / width; y++) std::memset(rows + y * l.row_bytes, 0, left);
+    for (int y = first / width; y < last / width; y++)
+      std::memset(rows + y * l.row_bytes + left + image_row, 0, l.row_bytes - left - image_row);
   }
 }
 

@@ -30,8 +30,10 @@ class Epilogue {
 
   EpilogueTarget target(const RunContext& context) const;
 
-  // Writes the zeros around the code. Call it before any bit is written.
-  void clear_border(const RunContext& context) const;
+  // Writes the zeros around the code, all of them or those next to the pixels first .. last - 1. Threads that clear what is next to
+  // their own pixels keep it in their caches.
+  void clear_border(const RunContext& context) const { clear_border(context, 0, pixels()); }
+  void clear_border(const RunContext& context, int first, int last) const;
 
  private:
   const float* keep(const std::vector<float>& vector, float padding);

@@ -237,7 +237,8 @@ class Estimate {
     for (const Op& op : graph_.ops) add_objects(op, all);
     const Size arena = plan_.bytes + scratch + kPart + Size(threads_) * (thread_scratch + kPart) + 2 * kPart;
     // Threads have separate arenas if these are small. A bound above the limit may belong to an arena below it.
-    const Size separate = Size(threads_) * std::min(arena.value(), kLargeArena);
+    const int64_t largest_separate = std::max(kCoreCache, kSharedCache / threads_);
+    const Size separate = Size(threads_) * std::min(arena.value(), largest_separate);
     all.run_memory = largest(arena, separate) + Size(threads_) * (Size(plan_.values.size()) * 3 * 16 + 4096);
     return all;
   }

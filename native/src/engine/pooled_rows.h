@@ -38,7 +38,6 @@ class PooledRows {
   // without its steps.
   template <class Start>
   void run(const RunContext& context, const Start& start) const {
-    epilogue_->clear_border(context);
     parallel(context, cut_.jobs, [&](int job, int thread) {
       auto make = start(thread);
       run_job(context, job, reinterpret_cast<float*>(context.scratch_of(thread)), make);
@@ -75,6 +74,7 @@ class PooledRows {
 
   void pool_row(const RunContext& context, float* buffer, int first_row, int y) const {
     const int width = epilogue_->shape().width, stride = conv_.stride(), first = y * width;
+    epilogue_->clear_border(context, first, first + width);
     const EpilogueTarget target = epilogue_->target(context);
     float* pooled = target.out ? target.out + int64_t{first} * stride : buffer + buffer_rows_ * row_;
     for (int x = 0; x < width; x++) context.kernels->pool(window_.tile(buffer, first_row, y, x, pooled + int64_t{x} * stride));

@@ -58,7 +58,6 @@ class PopcountConv : public Task {
   }
 
   void run(const RunContext& context) const override {
-    epilogue_->clear_border(context);
     parallel(context, strips_.jobs, [&](int job, int thread) { run_strip(context, job, thread); });
   }
 
@@ -109,6 +108,7 @@ class PopcountConv : public Task {
 
   void run_strip(const RunContext& context, int job, int thread) const {
     const int first = strips_.first(job), last = strips_.last(job);
+    epilogue_->clear_border(context, first, last);
     uint8_t* scratch = context.scratch_of(thread);
     uint32_t* windows = reinterpret_cast<uint32_t*>(scratch);
     uint16_t* counts = reinterpret_cast<uint16_t*>(scratch + counts_at_);

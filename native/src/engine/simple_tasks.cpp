@@ -19,9 +19,9 @@ class MapTask : public Task {
         cut_(epilogue_->pixels(), threads > 1 ? threads * kJobsPerThread : 1, 1) {}
 
   void run(const RunContext& context) const override {
-    epilogue_->clear_border(context);
     const EpilogueTarget target = epilogue_->target(context);
     parallel(context, cut_.jobs, [&](int job, int) {
+      epilogue_->clear_border(context, cut_.first(job), cut_.last(job));
       const float* source = context.values[input_] + int64_t{cut_.first(job)} * stride_;
       context.kernels->epilogue(epilogue_->params(), target, source, stride_, cut_.first(job), cut_.last(job), 0,
                                 epilogue_->stride());
@@ -43,11 +43,11 @@ class PoolTask : public Task {
   }
 
   void run(const RunContext& context) const override {
-    epilogue_->clear_border(context);
     const EpilogueTarget target = epilogue_->target(context);
     const int width = epilogue_->shape().width;
     parallel(context, epilogue_->shape().height, [&](int y, int thread) {
       const int first = y * width;
+      epilogue_->clear_border(context, first, first + width);
       float* row =
           target.out ? target.out + int64_t{first} * epilogue_->stride() : reinterpret_cast<float*>(context.scratch_of(thread));
       for (int x = 0; x < width; x++)

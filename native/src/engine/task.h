@@ -18,8 +18,8 @@ struct ValueInfo {
   CodeLayout layout;
 };
 
-// The resources of a task while it runs.
-struct RunContext {
+// The resources of a task while it runs. It has cache lines of its own, because all threads read it and one of them writes next to it.
+struct alignas(64) RunContext {
   const Kernels* kernels = nullptr;
   ThreadPool* pool = nullptr;
   float* const* values = nullptr;   // by number
@@ -39,6 +39,13 @@ class Task {
   int64_t thread_scratch_bytes = 0;  // for each thread
 };
 
+// Work in cache lines of its own, as RunContext.
+template <class Work>
+struct alignas(64) SharedWork {
+  const Work work;
+  static void call(void* shared, int job, int thread) { static_cast<const SharedWork*>(shared)->work(job, thread); }
+};
+
 // Calls work(job, thread) for job = 0 .. jobs - 1, on all threads.
 template <class Work>
 void parallel(const RunContext& context, int jobs, const Work& work) {
@@ -46,8 +53,8 @@ void parallel(const RunContext& context, int jobs, const Work& work) {
     for (int job = 0; job < jobs; job++) work(job, 0);
     return;
   }
-  auto call = [](void* w, int job, int thread) { (*static_cast<const Work*>(w))(job, thread); };
-  context.pool->run(jobs, call, const_cast<Work*>(&work));
+  SharedWork<Work> shared{work};
+  context.pool->run(jobs, SharedWork<Work>::call, &shared);
 }
 
 // Divides `items` into jobs of equal size, a multiple of `grain` (except the last).
@@ -70,9 +77,13 @@ struct Cut {
 // Enough jobs to keep threads equally busy, few enough for little overhead.
 constexpr int kJobsPerThread = 6;
 
-// Threads work on separate images only if an arena is no larger than this, about a core's cache. Larger arenas compete for memory
-// bandwidth, so all threads work on one image.
-constexpr int64_t kLargeArena = int64_t{1} << 20;
+// Threads work on separate images if an arena is no larger than a core's cache, or all arenas than the cache that cores share. Larger
+// ones compete for memory bandwidth, so all threads work on one image.
+constexpr int64_t kCoreCache = int64_t{1} << 20, kSharedCache = int64_t{32} << 20;
+
+inline bool separate_images(int64_t arena_bytes, int threads) {
+  return arena_bytes <= kCoreCache || arena_bytes <= kSharedCache / threads;
+}
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
