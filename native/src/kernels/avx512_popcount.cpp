@@ -5,11 +5,12 @@
 // filters of eight pixels. One pair of words does this for each of the eight:
 //
 //     x     = w0 ^ a0                                          a0, a0 ^ a1: one word of memory in all lanes
-//     next  = ones ^ (w0 ^ w1) ^ (a0 ^ a1)
+//     next  = (w0 ^ w1) ^ ones ^ (a0 ^ a1)
 //     carry = next == ones ? x : ones
 //     twos += popcount(carry)
 //
-// Each step is done for all eight before the next step, so that no instruction waits for the one before.
+// `next` and `ones` change places from one pair to the next, and the carry takes the place of the old ones. So no vector is copied
+// but w0 ^ w1. Instructions in assembly, because the compiler would write their results to other registers and copy these.
 #include "avx512.h"
 
 #if defined(__x86_64__)
@@ -29,6 +30,17 @@ constexpr int kCarry = 0b11010100;  // b == c ? a : b
 UNFLIP_INLINE __m512i load(const uint32_t* p) { return _mm512_load_si512(p); }
 UNFLIP_INLINE __m512i spread(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
 
+UNFLIP_INLINE void xor_both(__m512i& a, __m512i b, __m512i c) {
+  asm("vpternlogd %3, %2, %1, %0" : "+v"(a) : "v"(b), "v"(c), "i"(kXor));
+}
+
+// ones becomes the number of carries in each lane.
+UNFLIP_INLINE void count_carries(__m512i& ones, __m512i x, __m512i next) {
+  asm("vpternlogd %3, %2, %1, %0\n\tvpopcntd %0, %0" : "+v"(ones) : "v"(x), "v"(next), "i"(kCarry));
+}
+
+UNFLIP_INLINE void add(__m512i& sum, __m512i a) { asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(a)); }
+
 // P pixels by F vectors of 16 filters: vector i belongs to pixel i / F.
 template <int P, int F>
 struct Sums {
@@ -36,25 +48,16 @@ struct Sums {
   __m512i ones[N], twos[N];
 };
 
-template <bool kFirst, int P, int F>
-UNFLIP_INLINE void add_pair(Sums<P, F>& s, const uint32_t* window, int64_t step, const uint32_t* w) {
-  constexpr int N = P * F;
-  __m512i x[N], before[N];
+// Leaves the new ones in `next`; `ones` has no use afterwards.
+template <int P, int F>
+UNFLIP_INLINE void add_pair(__m512i* ones, __m512i* next, __m512i* twos, const uint32_t* window, int64_t step, const uint32_t* w) {
 #pragma GCC unroll 8
-  for (int i = 0; i < N; i++) x[i] = _mm512_xor_si512(load(w + i % F * 16), spread(window + i / F * step));
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i++) {
-    before[i] = s.ones[i];
-    s.ones[i] = _mm512_ternarylogic_epi32(s.ones[i], load(w + (F + i % F) * 16), spread(window + i / F * step + 1), kXor);
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i++) x[i] = _mm512_ternarylogic_epi32(x[i], before[i], s.ones[i], kCarry);
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i++) x[i] = _mm512_popcnt_epi32(x[i]);
-#pragma GCC unroll 8
-  for (int i = 0; i < N; i++) {
-    s.twos[i] = kFirst ? x[i] : _mm512_add_epi32(s.twos[i], x[i]);
-    asm("" : "+v"(s.twos[i]), "+v"(s.ones[i]));  // keeps sums in their registers; otherwise the compiler moves them
+  for (int i = 0; i < P * F; i++) {
+    const __m512i x = _mm512_xor_si512(load(w + i % F * 16), spread(window + i / F * step));
+    next[i] = load(w + (F + i % F) * 16);
+    xor_both(next[i], ones[i], spread(window + i / F * step + 1));
+    count_carries(ones[i], x, next[i]);
+    add(twos[i], ones[i]);
   }
 }
 
@@ -95,12 +98,15 @@ void run_tile(const PopcountTile& t) {
   } else {
     begin(sums, window, step, w, false);
   }
+  __m512i next[P * F];
+  for (; pairs > 1; pairs -= 2, window += 4, w += 64 * F) {
+    add_pair<P, F>(sums.ones, next, sums.twos, window, step, w);
+    add_pair<P, F>(next, sums.ones, sums.twos, window + 2, step, w + 32 * F);
+  }
   if (pairs) {
-    add_pair<true>(sums, window, step, w);
-    while (--pairs) {
-      window += 2, w += 32 * F;
-      add_pair<false>(sums, window, step, w);
-    }
+    add_pair<P, F>(sums.ones, next, sums.twos, window, step, w);
+#pragma GCC unroll 8
+    for (int i = 0; i < P * F; i++) sums.ones[i] = next[i];
   }
   store(sums, t.counts);
 }
