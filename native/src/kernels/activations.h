@@ -1,6 +1,7 @@
 // Activations, element by element. Each is computed from one exponential in plain floats, which compilers vectorize. A library's
 // exp is not used, because its last digit depends on the machine. Errors are a few units in the last place. The sign of a result
-// near 0 is correct, so a quantizer after it sees the correct side of 0.
+// near 0 is PyTorch's, because a quantizer after it reads only the sign: where PyTorch's factor of a negative x rounds to 0, the
+// result is -0, which counts as positive.
 #pragma once
 
 #include "kernels.h"
@@ -28,6 +29,9 @@ UNFLIP_INLINE float exponential(float x) {
   return (p * r * r + r + 1.f) * power;
 }
 
+// x * factor, or -0 for x below `least`, where PyTorch's factor is 0.
+UNFLIP_INLINE float scaled(float x, float factor, float least) { return x * (x < least ? 0.f : factor); }
+
 UNFLIP_INLINE float absolute(float x) { return x < 0 ? -x : x; }
 
 UNFLIP_INLINE float sigmoid(float x) { return 1.f / (1.f + exponential(-x)); }
@@ -47,7 +51,7 @@ struct Tanh {
   static UNFLIP_INLINE float of(float x) { return tangent(x); }
 };
 struct Silu {
-  static UNFLIP_INLINE float of(float x) { return x * sigmoid(x); }
+  static UNFLIP_INLINE float of(float x) { return scaled(x, sigmoid(x), -88.722f); }
 };
 // x times the normal distribution function. Its tail is formula 7.1.26 of Abramowitz and Stegun (error 7.5e-8).
 struct Gelu {
@@ -59,11 +63,13 @@ struct Gelu {
     p = p * t - 0.284496736f;
     p = p * t + 0.254829592f;
     const float tail = 0.5f * p * t * exponential(-z * z);
-    return x * (x < 0 ? tail : 1.f - tail);
+    return scaled(x, x < 0 ? tail : 1.f - tail, -5.52f);
   }
 };
 struct GeluTanh {
-  static UNFLIP_INLINE float of(float x) { return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x)); }
+  static UNFLIP_INLINE float of(float x) {
+    return scaled(x, sigmoid(1.59576912f * (x + 0.044715f * x * x * x)), -5.06137f);
+  }
 };
 struct Elu {  // e^x - 1 = tanh(x / 2) (e^x + 1) avoids the difference of two numbers near 1
   static UNFLIP_INLINE float of(float x) {
@@ -74,7 +80,7 @@ struct Elu {  // e^x - 1 = tanh(x / 2) (e^x + 1) avoids the difference of two nu
 struct Mish {  // tanh(ln(1 + e)) = (e^2 + 2 e) / (e^2 + 2 e + 2), which is 1 for x >= 20
   static UNFLIP_INLINE float of(float x) {
     const float e = exponential(x < 20.f ? x : 20.f), n = e * (e + 2.f);
-    return x * (n / (n + 2.f));
+    return scaled(x, n / (n + 2.f), -102.87f);
   }
 };
 

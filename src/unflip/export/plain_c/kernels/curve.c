@@ -15,6 +15,9 @@ static float u_exp(float x) {
   return (p * r * r + r + 1.f) * u_float_of((uint32_t)((int32_t)n + 127) << 23);
 }
 
+/* x * factor, or -0 for x below `least`, where PyTorch's factor is 0. */
+U_INLINE float u_scaled(float x, float factor, float least) { return x * (x < least ? 0.f : factor); }
+
 U_INLINE float u_abs(float x) { return x < 0 ? -x : x; }
 
 U_INLINE float u_sigmoid(float x) { return 1.f / (1.f + u_exp(-x)); }
@@ -26,7 +29,7 @@ U_INLINE float u_tanh(float x) {
   return u_abs(x) < 0.25f ? near : x < 0 ? -far : far;
 }
 
-U_INLINE float u_silu(float x) { return x * u_sigmoid(x); }
+U_INLINE float u_silu(float x) { return u_scaled(x, u_sigmoid(x), -88.722f); }
 
 U_INLINE float u_gelu(float x) {
   const float z = u_abs(x) * 0.70710678f, t = 1.f / (1.f + 0.3275911f * z);
@@ -36,10 +39,12 @@ U_INLINE float u_gelu(float x) {
   p = p * t - 0.284496736f;
   p = p * t + 0.254829592f;
   tail = 0.5f * p * t * u_exp(-z * z);
-  return x * (x < 0 ? tail : 1.f - tail);
+  return u_scaled(x, x < 0 ? tail : 1.f - tail, -5.52f);
 }
 
-U_INLINE float u_gelu_tanh(float x) { return x * u_sigmoid(1.59576912f * (x + 0.044715f * x * x * x)); }
+U_INLINE float u_gelu_tanh(float x) {
+  return u_scaled(x, u_sigmoid(1.59576912f * (x + 0.044715f * x * x * x)), -5.06137f);
+}
 
 U_INLINE float u_elu(float x) {
   const float below = u_tanh(0.5f * x) * (u_exp(x) + 1.f);
@@ -48,5 +53,5 @@ U_INLINE float u_elu(float x) {
 
 U_INLINE float u_mish(float x) {
   const float e = u_exp(x < 20.f ? x : 20.f), n = e * (e + 2.f);
-  return x * (n / (n + 2.f));
+  return u_scaled(x, n / (n + 2.f), -102.87f);
 }
