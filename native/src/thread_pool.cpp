@@ -135,13 +135,12 @@ struct ThreadPool::State {
     return false;
   }
 
-  // A thread raises `asleep` before it reads its range, and run() sets the ranges before it reads `asleep`. So at least one of them
-  // sees the other's change.
+  // A thread raises `asleep` before it reads its range, and run() sets the ranges before it adds 0 to `asleep`. One of the two changes
+  // is first: the thread sees its range, or run() sees the thread.
   void sleep(int thread) {
     std::unique_lock<std::mutex> lock(mutex);
-    asleep.fetch_add(1, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    wake.wait(lock, [&] { return something(thread, std::memory_order_seq_cst); });
+    asleep.fetch_add(1, std::memory_order_acq_rel);
+    wake.wait(lock, [&] { return something(thread, std::memory_order_acquire); });
     asleep.fetch_sub(1, std::memory_order_relaxed);
   }
 
@@ -150,10 +149,6 @@ struct ThreadPool::State {
       std::lock_guard<std::mutex> lock(mutex);
     }
     wake.notify_all();
-  }
-
-  void wake_sleepers() {
-    if (asleep.load(std::memory_order_relaxed) > 0) wake_all();
   }
 
   uint64_t done() const {
@@ -208,10 +203,9 @@ void ThreadPool::run(int jobs, void (*work)(void* context, int job, int thread),
   }
   s.all_done += static_cast<uint64_t>(jobs);
   s.share_out(jobs, work, context);
-  s.wake_sleepers();
-  s.do_one(0, 0);  // while the ranges reach the other cores: the fence waits for them
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  s.wake_sleepers();  // those that fell asleep in the meantime
+  if (s.asleep.load(std::memory_order_relaxed) > 0) s.wake_all();
+  s.do_one(0, 0);  // while the ranges reach the other cores: the addition waits for them
+  if (s.asleep.fetch_add(0, std::memory_order_acq_rel) > 0) s.wake_all();  // those that fell asleep in the meantime
   s.do_all(0);
   s.wait();
   s.busy.store(false, std::memory_order_release);
