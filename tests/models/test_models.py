@@ -192,7 +192,7 @@ def test_parameter_counts() -> None:
         assert sum(binary) == 267_264
         # IR-Net: no PReLU, BatchNorm over the 64 means
         assert parameters(models.resnet20(order="conv-bn-hardtanh")) == 267_696 + 650 + 1_376 + 128
-        # torchvision's ResNet-18 with a stem of 3·64·9 instead of 3·64·49, and 10 classes; then BatchNorm over 512 means
+        # torchvision's ResNet-18 with a stem of 3·64·9 instead of 3·64·49 and 10 classes; BatchNorm over 512 means
         small = 11_689_512 - 3 * 64 * (49 - 9) - 513 * (1_000 - 10)
         slopes = 4 * (64 + 128 + 256 + 512)
         assert parameters(models.resnet18_cifar()) == small + slopes
