@@ -6,6 +6,7 @@ from torch import nn
 
 import unflip
 from unflip import methods
+from unflip.kernels.norm.layer import _takes_units as takes_units
 from unflip.layers import BinaryConv2d, BinaryLinear
 from unflip.methods.surge import EPSILON, BranchedSign, two_paths
 
@@ -87,6 +88,12 @@ def test_no_branch_without_gradients() -> None:
     with torch.no_grad():
         assert layer.weight_binarizer.gradient_branch(x, layer) is None
     assert layer.eval().weight_binarizer.gradient_branch(x, layer) is None
+
+
+def test_kernels_that_normalize_do_not_skip_the_branch() -> None:
+    plain, branched = (BinaryConv2d(8, 8, 3, bias=False, method=m) for m in ("bireal", "surge"))
+    assert takes_units(plain)
+    assert not takes_units(branched)
 
 
 def test_the_operator_is_well_formed() -> None:

@@ -1,4 +1,7 @@
-"""Every registered network with methods of every kind, small; then what each network claims to be."""
+"""Every registered network with methods of every kind, small; then what each network claims to be.
+
+One file of more than 400 lines, because all tests share the table of small networks.
+"""
 
 from typing import Any
 

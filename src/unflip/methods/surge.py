@@ -17,7 +17,8 @@ parts of the gradient, λ and 10⁻⁸, and the gradients of the signs. Not know
 a copy of W, the scale α, and that λ multiplies only the gradient of x (in the paper's formula it may also multiply that
 of A).
 
-A step costs about twice as much time, and the branch as much memory as the layer.
+A step costs about twice as much time, and the branch as much memory as the layer. With η = 1 the gradient can double
+from layer to layer; in a trial with a ResNet-20 on digits, training diverged.
 """
 
 import math

@@ -97,9 +97,9 @@ def _with_our_recipe(network: str) -> tuple[Draft, ...]:
     return (
         _large_teacher(),
         _ours("strongest", "our strongest recipe (ReActNet's shifts)", network),
-        _ours("alone", "… without a teacher", network, teacher=None),
+        _ours("alone", "our strongest recipe, without a teacher", network, teacher=None),
         *(
-            _ours(f"{name}-ours", f"… with {label}", network, f"method={name}")
+            _ours(f"{name}-ours", f"our strongest recipe, with {label}", network, f"method={name}")
             for name, label in methods.items()
         ),
     )
@@ -189,22 +189,22 @@ RECORD = Experiment(
         Draft(SMALL, "ResNet-20 of twice the width, float (the teacher)", TEACHER, once=True),
         _large_teacher(),
         _variant("strongest", "the strongest so far"),
-        _variant("large-teacher", "… ResNet-18 as teacher", _distill(2, 0.5), teacher=LARGE),
+        _variant("large-teacher", "ResNet-18 as teacher", _distill(2, 0.5), teacher=LARGE),
         _variant(
             "large-teacher-0.9",
-            "… ResNet-18 as teacher, T = 4, weight 0.9",
+            "ResNet-18 as teacher, T = 4, weight 0.9",
             _distill(4, 0.9),
             teacher=LARGE,
         ),
-        _variant("distill-0.9", "… T = 4, weight 0.9", _distill(4, 0.9)),
-        _variant("decay-0.0001", "… weight decay 0.0001", "optimizer.weight_decay=0.0001"),
-        _variant("decay-0.000025", "… weight decay 0.000025", "optimizer.weight_decay=0.000025"),
-        _variant("latent-2", "… latent weights twice as fast", "optimizer.latent_lr=2.0"),
-        _variant("latent-0.5", "… latent weights half as fast", "optimizer.latent_lr=0.5"),
-        _variant("after", "… PReLU after the add", "model.order=conv-bn-prelu"),
-        _variant("smooth", "… labels smoothed by 0.1", "label_smoothing=0.1"),
-        _variant("parabola", "… gradients of Bi-Real Net", "method.gradient=approximate"),
-        _variant("long", "… 1000 epochs", "epochs=1000"),
+        _variant("distill-0.9", "T = 4, weight 0.9", _distill(4, 0.9)),
+        _variant("decay-0.0001", "weight decay 0.0001", "optimizer.weight_decay=0.0001"),
+        _variant("decay-0.000025", "weight decay 0.000025", "optimizer.weight_decay=0.000025"),
+        _variant("latent-2", "latent weights twice as fast", "optimizer.latent_lr=2.0"),
+        _variant("latent-0.5", "latent weights half as fast", "optimizer.latent_lr=0.5"),
+        _variant("after", "PReLU after the add", "model.order=conv-bn-prelu"),
+        _variant("smooth", "labels smoothed by 0.1", "label_smoothing=0.1"),
+        _variant("parabola", "gradients of Bi-Real Net", "method.gradient=approximate"),
+        _variant("long", "1000 epochs", "epochs=1000"),
     ),
     TUNING,
     "strongest",

@@ -328,34 +328,54 @@ INTERPRETATIONS = Experiment(
         _SLOW_MAPPING,
         _LNS,
         _lns("slow", "mapping 10 × slower", slower=10),
-        _lns("slow-frozen", "… labels frozen", FROZEN, slower=10),
-        _lns("slow-converged", "… warm start until it converges", *CONVERGED, slower=10),
-        _lns("slow-tanh", "… f ends with tanh", TANH, slower=10),
+        _lns("slow-frozen", "mapping 10 × slower, labels frozen", FROZEN, slower=10),
+        _lns(
+            "slow-converged",
+            "mapping 10 × slower, warm start until it converges",
+            *CONVERGED,
+            slower=10,
+        ),
+        _lns("slow-tanh", "mapping 10 × slower, f ends with tanh", TANH, slower=10),
         *(
             _lns(
-                f"slow-after-{r:g}", f"… loss after the sign, ρ = {r:g}", *_after_sign(r), slower=10
+                f"slow-after-{r:g}",
+                f"mapping 10 × slower, loss after the sign, ρ = {r:g}",
+                *_after_sign(r),
+                slower=10,
             )
             for r in (RHO, 0.2)
         ),
-        _lns("straight", "W by the straight-through gradient", STRAIGHT),
-        _lns("straight-slow", "… mapping 10 × slower", STRAIGHT, slower=10),
-        _lns("straight-alpha-0.1", "… α = 0.1", STRAIGHT, "method.alpha=0.1"),
+        _lns("straight", "straight-through W", STRAIGHT),
+        _lns("straight-slow", "straight-through W, mapping 10 × slower", STRAIGHT, slower=10),
+        _lns("straight-alpha-0.1", "straight-through W, α = 0.1", STRAIGHT, "method.alpha=0.1"),
         # the control: f stays as the warm start left it
-        replace(_lns("straight-alpha-0", "… α = 0", STRAIGHT, NO_LOSS), control=True),
-        _lns("straight-frozen", "… labels frozen", STRAIGHT, FROZEN),
-        _lns("straight-converged", "… warm start until it converges", STRAIGHT, *CONVERGED),
-        _lns("straight-tanh", "… f ends with tanh", STRAIGHT, TANH),
+        replace(
+            _lns("straight-alpha-0", "straight-through W, α = 0", STRAIGHT, NO_LOSS), control=True
+        ),
+        _lns("straight-frozen", "straight-through W, labels frozen", STRAIGHT, FROZEN),
+        _lns(
+            "straight-converged",
+            "straight-through W, warm start until it converges",
+            STRAIGHT,
+            *CONVERGED,
+        ),
+        _lns("straight-tanh", "straight-through W, f ends with tanh", STRAIGHT, TANH),
         *(
             _lns(
                 f"straight-after-{r:g}",
-                f"… loss after the sign, ρ = {r:g}",
+                f"straight-through W, loss after the sign, ρ = {r:g}",
                 STRAIGHT,
                 *_after_sign(r),
             )
             for r in (0, RHO, 0.05, 0.2)
         ),
-        _lns("both", "W by the straight-through gradient, f also by the task", BOTH),
-        _lns("both-slow", "… mapping 10 × slower", BOTH, slower=10),
+        _lns("both", "straight-through W, f also by the task", BOTH),
+        _lns(
+            "both-slow",
+            "straight-through W, f also by the task, mapping 10 × slower",
+            BOTH,
+            slower=10,
+        ),
     ),
     (*TUNING, "model.shortcut=conv"),
     "finetune",
