@@ -104,6 +104,8 @@ def test_what_a_difference_means():
     assert clear.startswith(
         "LNS over fine-tuning, from the same 3 baselines: +1.0 ± 0.1 points. Zero is outside"
     )
+    assert "LNS is better" in clear
+    assert "LNS is worse" in demo.difference(base, [90.9, 92.0, 93.1])
     chance = demo.difference([90.0, 92.0, 94.0], base)
     assert "+1.0 ± 1.0 points. Zero is within" in chance
     assert "+0.0 ± 0.0 points. Zero is within" in demo.difference(base, base)

@@ -111,8 +111,15 @@ def difference(lns: Sequence[float], finetuned: Sequence[float]) -> str:
     mean, std = statistics.mean(gained), statistics.stdev(gained)
     text = f"LNS over fine-tuning, from the same {len(gained)} baselines: {mean:+.1f} ± {std:.1f} points."
     if abs(mean) <= T_95 * std / math.sqrt(len(gained)):
-        return f"{text} Zero is within the 95 % interval of this mean: these few runs show no difference."
-    return f"{text} Zero is outside the 95 % interval of this mean, on these digits and with these settings."
+        return (
+            f"{text} Zero is within the 95 % interval of this mean, so these few runs do not show which of the two is "
+            "better."
+        )
+    which = "better" if mean > 0 else "worse"
+    return (
+        f"{text} Zero is outside the 95 % interval of this mean: on these digits and with these settings, LNS is "
+        f"{which}. docs/lns-study.md has the runs on CIFAR-10."
+    )
 
 
 def _changed(before: Trained, after: Trained) -> str:

@@ -101,7 +101,13 @@ class BinaryLayer(nn.Module):
         self._refuse_nan(x, "input")
         if not torch.compiler.is_compiling() and not self.inputs_seen:  # no guard if compiled
             self._warn_if_all_alike(x)
-        return multiply_binary(self, x, self.binary_weight())
+        weight = self.binary_weight()
+        branch = self.weight_binarizer.gradient_branch(x, self)
+        if branch is None:
+            return multiply_binary(self, x, weight)
+        x, nothing = branch
+        y = multiply_binary(self, x, weight)
+        return y + nothing.to(y.dtype)
 
     def _refuse_nan(self, tensor: Tensor, what: str) -> None:
         """Raise for NaN, which has no sign. On a GPU or compiled, where a check would stall, NaN stays NaN."""

@@ -1,4 +1,7 @@
-"""Every registered network with methods of every kind, small; then what each network claims to be."""
+"""Every registered network with methods of every kind, small; then what each network claims to be.
+
+One file of more than 400 lines, because all tests share the table of small networks.
+"""
 
 from typing import Any
 
@@ -34,6 +37,17 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet18 prelu": ("resnet18", {"width": 8, "variant": "bireal-prelu"}, 70),
     "resnet18 binary": ("resnet18", {"width": 8, "downsample": "binary"}, 64),
     "resnet18 adabin": ("resnet18", {"width": 8, "variant": "adabin"}, 64),
+    "resnet18_cifar": ("resnet18_cifar", {"width": 4}, 8),
+    "resnet18_cifar recu": (
+        "resnet18_cifar",
+        {"width": 4, "order": "conv-bn-hardtanh", "downsample": "binary"},
+        9,
+    ),
+    "resnet18_cifar mean": (
+        "resnet18_cifar",
+        {"width": 4, "order": "adabin", "shortcut": "conv", "pixels": "mean"},
+        8,
+    ),
     "alexnet xnor": ("alexnet", {"width": 6, "image_size": 63, "layout": "xnor"}, 63),
     "alexnet": ("alexnet", {"width": 6, "image_size": 44, "layout": "dorefa"}, 44),
     "vgg_small": ("vgg_small", {"width": 8, "image_size": 16}, 16),
@@ -181,6 +195,12 @@ def test_parameter_counts() -> None:
         assert sum(binary) == 267_264
         # IR-Net: no PReLU, BatchNorm over the 64 means
         assert parameters(models.resnet20(order="conv-bn-hardtanh")) == 267_696 + 650 + 1_376 + 128
+        # torchvision's ResNet-18 with a stem of 3·64·9 instead of 3·64·49 and 10 classes; BatchNorm over 512 means
+        small = 11_689_512 - 3 * 64 * (49 - 9) - 513 * (1_000 - 10)
+        slopes = 4 * (64 + 128 + 256 + 512)
+        assert parameters(models.resnet18_cifar()) == small + slopes
+        plain = models.resnet18_cifar(order="conv-bn-hardtanh")
+        assert parameters(plain) == small + 2 * 512 == 11_173_962 + 1_024
         # 9·(3·128 + 128·128 + 128·256 + 256·256 + 256·512 + 512·512), BatchNorm, 8,192·10 + 10
         assert parameters(models.vgg_small()) == 4_574_592 + 3_584 + 81_930
 

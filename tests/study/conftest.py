@@ -67,7 +67,7 @@ def _begin(job: Job, inputs: InputSpec) -> Run:
 def _finish(job: Job, inputs: InputSpec = INPUTS) -> dict[str, Any]:
     if job.recipe.start is not None:
         assert job.start is not None
-        assert Run.of_seed(job.start, job.seed).finished, "its start comes first"
+        assert Run.find(job.start, job.seed).finished, "its start comes first"
     if job.recipe.distill is not None:
         assert job.teacher is not None
         assert Run.find(job.teacher).finished, "its teacher comes first"

@@ -192,7 +192,8 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path) -> None:
         search_widths(load_recipe("digits-lns"), DATA, tmp_path)
     alexnet = recipe().model_copy(update={"model": type(recipe().model)(name="alexnet")})
     with pytest.raises(
-        ValueError, match=r"'alexnet' has no widths.*resnet18, resnet20, resnet34, vgg_small"
+        ValueError,
+        match=r"'alexnet' has no widths.*resnet18, resnet18_cifar, resnet20, resnet34, vgg_small",
     ):
         search_widths(alexnet, DATA, tmp_path)
 

@@ -42,7 +42,7 @@ def test_the_schema(trainer: Any, on_digits: OnDigits, tmp_path: Path) -> None:
         "kept",
         "runs",
     )
-    of_some = ("top5", "top5_std", "memory_bits", "flops", "seconds_per_epoch")
+    of_some = ("top5", "top5_std", "loss", "loss_std", "memory_bits", "flops", "seconds_per_epoch")
     for arm in saved["arms"]:
         assert list(arm) == [*arm_keys, "mean", "std", "best", *of_some]
         assert (tmp_path / arm["folder"] / "seed-0" / "result.json").exists()

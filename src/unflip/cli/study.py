@@ -60,6 +60,13 @@ Only = Annotated[
     list[str] | None,
     typer.Option(help="Only this arm, and the arms it starts from (repeat for more)."),
 ]
+BestOf = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Only the controls, and the three other arms that are best in this finished study of held-out images.",
+    ),
+]
 EpochsScale = Annotated[float, typer.Option(help="Multiplies the epochs of every recipe.")]
 Teacher = Annotated[
     Path | None, typer.Option(help="Finished run to learn from, for arms that distill.")
@@ -80,10 +87,11 @@ AtOnce = Annotated[
 def _experiments() -> dict[str, Any]:
     """name -> command. Every experiment of the paper is a command, all with the same options."""
     needs("a study", "torch")
-    from unflip.study import imagenet, paper
+    from unflip.study import cifar, imagenet, paper
 
     group = typer.Typer(rich_markup_mode=None)
-    for experiment in (*paper.EXPERIMENTS.values(), *imagenet.EXPERIMENTS.values()):
+    every = (paper.EXPERIMENTS, cifar.EXPERIMENTS, imagenet.EXPERIMENTS)
+    for experiment in (one for group_of in every for one in group_of.values()):
         group.command(experiment.name, help=experiment.help())(_command(experiment))
     return dict(get_group(group).commands)
 
@@ -100,6 +108,7 @@ def _command(experiment: Experiment) -> Any:
                 help="Folder with a finished baseline (seed-0, seed-1, ...) to use instead of training one."
             ),
         ] = None,
+        best_of: BestOf = None,
         teacher: Teacher = None,
         tables_only: TablesOnly = False,
         data: Data = None,
@@ -126,6 +135,8 @@ def _command(experiment: Experiment) -> Any:
             teacher=teacher,
             tables_only=tables_only,
         )
+        if best_of is not None:
+            only = _best_of(best_of, chosen, only)
         if tables_only:
             _tables(chosen, only)
         else:
@@ -141,6 +152,16 @@ def _command(experiment: Experiment) -> Any:
             )
 
     return command
+
+
+def _best_of(folder: Path, chosen: Study, only: list[str] | None) -> list[str]:
+    from unflip.study.experiment import best_of
+
+    if only:
+        raise ValueError("--best-of chooses the arms: leave out --only")
+    names = best_of(folder, chosen)
+    print(f"{chosen.name}: by {folder}, the arms are {', '.join(names)}", flush=True)
+    return names
 
 
 def _require_images(chosen: Study, data: Path | None) -> None:

@@ -137,6 +137,13 @@ class WeightBinarizer(Numbers):
         """The method's weighted loss term for this layer, or None."""
         return None
 
+    def gradient_branch(self, x: Tensor, layer: Any) -> tuple[Tensor, Tensor] | None:
+        """In training: the layer's input again, and a term of its output that is zero and has only a gradient.
+
+        None: there is no such term. SURGE's float branch is one.
+        """
+        return None
+
     def latent_replaced(self, weight: Tensor) -> None:
         """Called after the latent weights were replaced by those of another network."""
 

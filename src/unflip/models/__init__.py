@@ -12,7 +12,7 @@ from unflip.models.base import (
     register_model,
     width_parts,
 )
-from unflip.models.resnet import resnet18, resnet20, resnet34
+from unflip.models.resnet import resnet18, resnet18_cifar, resnet20, resnet34
 from unflip.models.vgg import vgg_small
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "names",
     "register_model",
     "resnet18",
+    "resnet18_cifar",
     "resnet20",
     "resnet34",
     "vgg_small",

@@ -18,6 +18,7 @@ adabin          ResNet-20 of AdaBin: as conv-bn-prelu, with BatchNorm between th
 A binary layer binarizes its input itself, so there is no sign in this file. Weights start as torch initializes them.
 The orders of bireal, reactnet and adabin are those of the released code. That of bireal-prelu is inferred: later code
 of the same authors has conv → PReLU → BN.
+One file of more than 400 lines, because all forms share their blocks.
 """
 
 from __future__ import annotations
@@ -145,35 +146,48 @@ class OptionA(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """3×3 stem, three stages of three blocks, mean over the image, linear."""
+    """3×3 stem, stages of as many blocks each, mean over the image, linear."""
 
     def __init__(
         self,
         channels: Sequence[int],
+        blocks: int,
         style: Style,
         order: Order,
+        stem_activation: nn.Module,
         shortcut: MakeShortcut,
         num_classes: int,
         in_channels: int,
     ) -> None:
         super().__init__()
         head_norm = order in ("conv-bn-hardtanh", "adabin")
-        c1, c2, c3 = channels
-        self.conv1 = nn.Conv2d(in_channels, c1, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(c1)
-        self.stem_activation = _after(style, c1)
-        self.layer1 = stage(c1, c1, 3, 1, style, shortcut)
-        self.layer2 = stage(c1, c2, 3, 2, style, shortcut)
-        self.layer3 = stage(c2, c3, 3, 2, style, shortcut)
+        first, last = channels[0], channels[-1]
+        self.conv1 = nn.Conv2d(in_channels, first, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(first)
+        self.stem_activation = stem_activation
+        self.stages = [f"layer{number}" for number in range(1, len(channels) + 1)]
+        for name, c_in, c_out in zip(self.stages, (first, *channels), channels, strict=False):
+            stride = 1 if name == "layer1" else 2
+            self.add_module(name, stage(c_in, c_out, blocks, stride, style, shortcut))
         self.head_activation = activation_module("relu" if style.prelu else "identity")
-        self.head_norm = nn.BatchNorm1d(c3) if head_norm else nn.Identity()
-        self.fc = nn.Linear(c3, num_classes)
+        self.head_norm = nn.BatchNorm1d(last) if head_norm else nn.Identity()
+        self.fc = nn.Linear(last, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem_activation(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
         x = self.head_activation(x).mean((2, 3))
         return self.fc(self.head_norm(x))
+
+
+def _cifar_style(shortcut: Shortcut, order: Order) -> Style:
+    return {
+        "conv-prelu-bn": Style(shortcut, prelu=True),
+        "conv-bn-hardtanh": Style(shortcut, after="hardtanh"),
+        "conv-bn-prelu": Style(shortcut, prelu_after=True),
+        "adabin": Style(shortcut, prelu_after=True),
+    }[order]
 
 
 @register_model("resnet20", input_shape=(3, 32, 32), parts=3)
@@ -213,15 +227,10 @@ def resnet20(
         "resnet20", shortcut=(shortcut, Shortcut), order=(order, Order), pixels=(pixels, Pixels)
     )
     check_sizes("resnet20", num_classes=num_classes, in_channels=in_channels, width=width)
-    style = {
-        "conv-prelu-bn": Style(shortcut, prelu=True),
-        "conv-bn-hardtanh": Style(shortcut, after="hardtanh"),
-        "conv-bn-prelu": Style(shortcut, prelu_after=True),
-        "adabin": Style(shortcut, prelu_after=True),
-    }[order]
+    style = _cifar_style(shortcut, order)
     channels = scaled_channels("resnet20", (width, 2 * width, 4 * width), widths, "stage")
-    keep = partial(OptionA, pixels=pixels)
-    model = CifarResNet(channels, style, order, keep, num_classes, in_channels)
+    parts = style, order, _after(style, channels[0]), partial(OptionA, pixels=pixels)
+    model = CifarResNet(channels, 3, *parts, num_classes, in_channels)
     return binary_twin(model, resolve_method(method))
 
 
@@ -240,6 +249,50 @@ def pooled_projection(c_in: int, c_out: int, stride: int) -> nn.Module:
     pool = nn.AvgPool2d(stride, ceil_mode=True)
     conv = nn.Conv2d(c_in, c_out, 1, bias=False)
     return nn.Sequential(OrderedDict({"pool": pool, "0": conv, "1": nn.BatchNorm2d(c_out)}))
+
+
+@register_model("resnet18_cifar", input_shape=(3, 32, 32), parts=4)
+def resnet18_cifar(
+    method: MethodLike = "float",
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    width: int = 64,
+    widths: Sequence[float] | None = None,
+    shortcut: Shortcut = "block",
+    order: Order = "conv-prelu-bn",
+    pixels: Pixels = "every-second",
+    downsample: Downsample | None = None,
+) -> nn.Module:
+    """ResNet-18 for small images, of width 64 to 512: a 3×3 stem without a pool, four stages of two blocks.
+
+    This is the "ResNet-18" of papers on CIFAR-10. Options as for ResNet-20, except that shortcuts which change the
+    shape have weights, as in all released networks:
+
+    widths      four factors on the channels of the stages
+    order       "conv-bn-hardtanh" with shortcut="block" is the network of IR-Net, and with downsample="binary" that of
+                ReCU; in both the stem is conv → BN. "adabin" with shortcut="conv" is AdaBin's.
+    pixels      "every-second": a 1×1 convolution of stride 2; "mean": a mean of 2×2 pixels before it
+    downsample  whether those 1×1 convolutions are "float" or "binary"; None: as in the method's paper
+    """
+    check_options(
+        "resnet18_cifar",
+        shortcut=(shortcut, Shortcut),
+        order=(order, Order),
+        pixels=(pixels, Pixels),
+    )
+    if downsample is not None:
+        check_options("resnet18_cifar", downsample=(downsample, Downsample))
+    check_sizes("resnet18_cifar", num_classes=num_classes, in_channels=in_channels, width=width)
+    chosen, style = resolve_method(method), _cifar_style(shortcut, order)
+    channels = scaled_channels("resnet18_cifar", [width << i for i in range(4)], widths, "stage")
+    stem = nn.Identity() if order == "conv-bn-hardtanh" else _after(style, channels[0])
+    change = strided_projection if pixels == "every-second" else pooled_projection
+    model = CifarResNet(channels, 2, style, order, stem, change, num_classes, in_channels)
+    binary = chosen is not None and chosen.binary_downsample
+    if downsample is not None:
+        binary = downsample == "binary"
+    return binary_twin(model, chosen, skip=() if binary else ("*.downsample.*",))
 
 
 class ImageNetResNet(nn.Module):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from unflip.recipes.load import RecipeError, load_recipe
 from unflip.recipes.schema import Recipe
 from unflip.study.summary import Paper
@@ -16,8 +18,8 @@ from unflip.study.summary import Paper
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of a table. ``start`` is the arm whose runs give the first weights, seed by seed; ``teacher`` is the arm
-    whose first seed it learns from."""
+    """One row of a table. ``start`` is the arm whose runs give the first weights, seed by seed, or its only run if it
+    is trained ``once``; ``teacher`` is the arm whose first seed it learns from."""
 
     name: str
     label: str
@@ -29,7 +31,8 @@ class Arm:
     trained_otherwise: bool = False  # the recipe is that of the finished runs, not the study's
     kept: tuple[str, ...] = ()  # overrides that it ignores, because it is about that field
     teacher: str | None = None
-    once: bool = False  # trained for the first seed only: a teacher of other arms
+    once: bool = False  # trained for the first seed only, for all seeds of other arms
+    control: bool = False  # trained whatever a choice of arms says
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Draft:
     keeps: tuple[str, ...] = ()
     teacher: str | None = None
     once: bool = False
+    control: bool = False
 
 
 def make_arms(
@@ -91,6 +95,7 @@ def make_arms(
                 kept=tuple(o for o in overrides if _fits(o, plain) and _keeps(o, draft, changes)),
                 teacher=draft.teacher,
                 once=draft.once,
+                control=draft.control,
             )
         )
     for override in overrides:
@@ -127,8 +132,17 @@ def _fits(override: str, recipe: Recipe) -> bool:
 
 def _contradicts(override: str, draft: Draft) -> bool:
     path = override.partition("=")[0]
-    own = [change.partition("=")[0] for change in (*draft.changes, *draft.keeps)]
+    own = [name for change in (*draft.changes, *draft.keeps) for name in _fields(change)]
     return any(path == p or p.startswith(f"{path}.") or path.startswith(f"{p}.") for p in own)
+
+
+def _fields(change: str) -> list[str]:
+    """The fields that a change is about. Another network is about its name and the options given with it, so that its
+    other options, such as the width, can be overridden."""
+    path, _, value = change.partition("=")
+    if path != "model":
+        return [path]
+    return [f"model.{option}" for option in yaml.safe_load(value)]
 
 
 def _keeps(override: str, draft: Draft, changes: list[str]) -> bool:

@@ -13,6 +13,7 @@ from unflip.runs.run import Run
 from unflip.study.arm import Arm, Draft, make_arms, options
 from unflip.study.pack import Pack
 from unflip.study.study import Study
+from unflip.study.summary import Summary
 
 BASELINE = "baseline"
 TEACHER = "cifar10-resnet20-teacher"
@@ -22,7 +23,7 @@ OPEN = ("shortcut", "order", "pixels")  # options of ResNet-20 that the paper le
 @dataclass(frozen=True)
 class Experiment:
     """One table or figure of the paper. ``defaults`` change every recipe; ``about`` is for the command's help;
-    ``seeds`` is the default of --seeds."""
+    ``seeds`` is the default of --seeds; ``losses`` adds a column with the training loss."""
 
     name: str
     title: str
@@ -32,6 +33,7 @@ class Experiment:
     reference: str | None = None
     pack: Pack | None = None  # the images, if they are not CIFAR-10
     seeds: int = 5
+    losses: bool = False
 
     def study(
         self,
@@ -57,7 +59,10 @@ class Experiment:
                 )
             least = 1 if tables_only else seeds
             arms = [
-                _given(arm, baseline, seeds, least) if arm.name == BASELINE else arm for arm in arms
+                _given(arm, baseline, 1 if arm.once else seeds, 1 if arm.once else least)
+                if arm.name == BASELINE
+                else arm
+                for arm in arms
             ]
         words = options(arms[0].recipe.data.name, seeds, overrides, epochs_scale)
         if teacher and drafts != self.drafts:
@@ -77,6 +82,7 @@ class Experiment:
             tuple(overrides),
             epochs_scale,
             self.pack,
+            self.losses,
         )
 
     def help(self) -> str:
@@ -114,6 +120,30 @@ class Experiment:
             "--only ARM trains one arm and the arms that it needs. --seeds N trains N seeds of each arm; a teacher has "
             "one. The same command resumes after a stop.",
         ]
+
+
+def best_of(folder: Path, study: Study, count: int = 3) -> list[str]:
+    """The arms of ``study`` that are controls, and the ``count`` others that are best in the study in ``folder``.
+
+    That study must have been measured on held-out images: nothing is chosen on test images. Of equal means, the arm
+    that comes first wins. Arms with fewer finished seeds than others are not compared.
+    """
+    found = Summary.read(folder)
+    if found.evaluated_on != "validation":
+        raise ValueError(
+            f"--best-of {folder} was measured on test images, and nothing may be chosen on them: give a study with "
+            "held-out images, such as 'unflip study interpretations'"
+        )
+    controls = [arm.name for arm in study.arms if arm.control]
+    names = {arm.name for arm in study.arms} - set(controls)
+    seeds = max((len(arm.accuracies) for arm in found.arms), default=0)
+    able = [a for a in found.arms if a.name in names and seeds and len(a.accuracies) == seeds]
+    if not able:
+        raise ValueError(
+            f"--best-of {folder} has no finished arm of study {study.name}: {', '.join(sorted(names))}"
+        )
+    ranked = sorted(able, key=lambda arm: -(arm.mean or 0.0))
+    return [*controls, *(arm.name for arm in ranked[:count])]
 
 
 def _with_teacher(drafts: Sequence[Draft]) -> tuple[Draft, ...]:

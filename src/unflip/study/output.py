@@ -79,7 +79,19 @@ def _summarize_arm(study: Study, arm: Arm) -> ArmSummary:
         std=statistics.stdev(values.values()) if len(values) > 1 else None,
         best=max(values.values(), default=None),
     )
+    if study.losses:
+        summary = summary.model_copy(update=_losses(study, arm, list(values)))
     return summary.model_copy(update=_more(study, arm, runs)) if study.pack else summary
+
+
+def _losses(study: Study, arm: Arm, seeds: Sequence[int]) -> dict[str, float | None]:
+    """The training loss in the last epoch of the finished runs."""
+    results = [study.run(arm, seed).result or {} for seed in seeds]
+    found = [float(result["loss"]) for result in results if result.get("loss") is not None]
+    return {
+        "loss": statistics.fmean(found) if found else None,
+        "loss_std": statistics.stdev(found) if len(found) > 1 else None,
+    }
 
 
 def _more(study: Study, arm: Arm, runs: Sequence[Outcome]) -> dict[str, Any]:

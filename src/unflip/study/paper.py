@@ -301,6 +301,20 @@ def _after_sign(rho: float) -> tuple[str, ...]:
     return "method.loss_on=after_sign", *_rho(rho)
 
 
+_WIDE_BASELINE = replace(
+    _BASELINE, label="baseline, decay as Wide ResNet's", changes=(WIDE,), control=True
+)
+_FINETUNED = replace(
+    _after("finetune", "fine-tuning", FINETUNE, paper=Paper(85.26, 0.06, 85.32)), control=True
+)
+_FINETUNED_SLOWLY = replace(
+    _after("finetune-0.001", "fine-tuning, lr 0.001", FINETUNE, "optimizer.lr=0.001"), control=True
+)
+_SLOW_MAPPING = replace(
+    _after("mapping-slow", "α = 0, mapping 10 × slower", MAPPING, NO_LOSS, derived=_slower(10)),
+    control=True,
+)
+
 INTERPRETATIONS = Experiment(
     "interpretations",
     "What the paper's LNS may have been",
@@ -308,43 +322,110 @@ INTERPRETATIONS = Experiment(
     "learns, its warm start and its output, the loss after the sign. From the baseline with Wide ResNet's decay and "
     "one shortcut per convolution; on 10,000 training images held out.",
     (
-        replace(_BASELINE, label="baseline, decay as Wide ResNet's", changes=(WIDE,)),
-        _after("finetune", "fine-tuning", FINETUNE),
-        _after("finetune-0.001", "fine-tuning, lr 0.001", FINETUNE, "optimizer.lr=0.001"),
-        _after("mapping-slow", "α = 0, mapping 10 × slower", MAPPING, NO_LOSS, derived=_slower(10)),
+        _WIDE_BASELINE,
+        _FINETUNED,
+        _FINETUNED_SLOWLY,
+        _SLOW_MAPPING,
         _LNS,
         _lns("slow", "mapping 10 × slower", slower=10),
-        _lns("slow-frozen", "… labels frozen", FROZEN, slower=10),
-        _lns("slow-converged", "… warm start until it converges", *CONVERGED, slower=10),
-        _lns("slow-tanh", "… f ends with tanh", TANH, slower=10),
+        _lns("slow-frozen", "mapping 10 × slower, labels frozen", FROZEN, slower=10),
+        _lns(
+            "slow-converged",
+            "mapping 10 × slower, warm start until it converges",
+            *CONVERGED,
+            slower=10,
+        ),
+        _lns("slow-tanh", "mapping 10 × slower, f ends with tanh", TANH, slower=10),
         *(
             _lns(
-                f"slow-after-{r:g}", f"… loss after the sign, ρ = {r:g}", *_after_sign(r), slower=10
+                f"slow-after-{r:g}",
+                f"mapping 10 × slower, loss after the sign, ρ = {r:g}",
+                *_after_sign(r),
+                slower=10,
             )
             for r in (RHO, 0.2)
         ),
-        _lns("straight", "W by the straight-through gradient", STRAIGHT),
-        _lns("straight-slow", "… mapping 10 × slower", STRAIGHT, slower=10),
-        _lns("straight-alpha-0.1", "… α = 0.1", STRAIGHT, "method.alpha=0.1"),
+        _lns("straight", "straight-through W", STRAIGHT),
+        _lns("straight-slow", "straight-through W, mapping 10 × slower", STRAIGHT, slower=10),
+        _lns("straight-alpha-0.1", "straight-through W, α = 0.1", STRAIGHT, "method.alpha=0.1"),
         # the control: f stays as the warm start left it
-        _lns("straight-alpha-0", "… α = 0", STRAIGHT, NO_LOSS),
-        _lns("straight-frozen", "… labels frozen", STRAIGHT, FROZEN),
-        _lns("straight-converged", "… warm start until it converges", STRAIGHT, *CONVERGED),
-        _lns("straight-tanh", "… f ends with tanh", STRAIGHT, TANH),
+        replace(
+            _lns("straight-alpha-0", "straight-through W, α = 0", STRAIGHT, NO_LOSS), control=True
+        ),
+        _lns("straight-frozen", "straight-through W, labels frozen", STRAIGHT, FROZEN),
+        _lns(
+            "straight-converged",
+            "straight-through W, warm start until it converges",
+            STRAIGHT,
+            *CONVERGED,
+        ),
+        _lns("straight-tanh", "straight-through W, f ends with tanh", STRAIGHT, TANH),
         *(
             _lns(
                 f"straight-after-{r:g}",
-                f"… loss after the sign, ρ = {r:g}",
+                f"straight-through W, loss after the sign, ρ = {r:g}",
                 STRAIGHT,
                 *_after_sign(r),
             )
             for r in (0, RHO, 0.05, 0.2)
         ),
-        _lns("both", "W by the straight-through gradient, f also by the task", BOTH),
-        _lns("both-slow", "… mapping 10 × slower", BOTH, slower=10),
+        _lns("both", "straight-through W, f also by the task", BOTH),
+        _lns(
+            "both-slow",
+            "straight-through W, f also by the task, mapping 10 × slower",
+            BOTH,
+            slower=10,
+        ),
     ),
     (*TUNING, "model.shortcut=conv"),
     "finetune",
+    losses=True,
+)
+
+
+def _replicated() -> tuple[Draft, ...]:
+    """The arms of the interpretations, with all three rates of fine-tuning and the mapping alone as the paper has it;
+    the paper's figure for LNS stands beside each of its interpretations."""
+    added = {
+        "finetune-0.001": _after(
+            "finetune-0.0001", "fine-tuning, lr 0.0001", FINETUNE, "optimizer.lr=0.0001"
+        ),
+        "mapping-slow": _after(
+            "mapping", "α = 0", MAPPING, NO_LOSS, paper=Paper(85.36, 0.06, 85.43)
+        ),
+    }
+    arms: list[Draft] = []
+    for draft in INTERPRETATIONS.drafts:
+        is_lns = draft.source == LNS and NO_LOSS not in draft.changes
+        arms.append(replace(draft, paper=_LNS.paper) if is_lns else draft)
+        if draft.name in added:
+            arms.append(replace(added[draft.name], control=True))
+    return tuple(replace(arm, control=True) if arm.name == "lns" else arm for arm in arms)
+
+
+REPLICATION = Experiment(
+    "replication",
+    "The paper's ablation, from the baseline that matches it best",
+    "The paper's ablation at full length on test images, from ten baselines with Wide ResNet's decay and one shortcut "
+    "per convolution: fine-tuning at three rates, the mapping alone, LNS. --best-of runs/interpretations adds the "
+    "three interpretations that are best on held-out images; without it, all are trained.",
+    _replicated(),
+    ("model.shortcut=conv",),
+    "finetune",
+    seeds=10,
+    losses=True,
+)
+
+REPLICATION_FROM_ONE = replace(
+    REPLICATION,
+    name="replication-from-one",
+    title="The paper's ablation, from one pretrained network as in the paper",
+    about="As replication, but all seeds start from one baseline, as the paper's five runs do. --baseline "
+    "runs/replication/baseline takes the first of that study.",
+    drafts=tuple(
+        replace(draft, once=True) if draft.name == BASELINE else draft
+        for draft in REPLICATION.drafts
+    ),
 )
 
 _FORWARD = ("method.loss=forward", "method.rates=estimated")
@@ -454,5 +535,6 @@ FINAL = Experiment(
 )
 
 _PAPER = (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA)
-_ALL = (*_PAPER, CONTROLS, INTERPRETATIONS, CORRECTIONS, BEYOND, FINAL)
+_OURS = (CONTROLS, INTERPRETATIONS, REPLICATION, REPLICATION_FROM_ONE, CORRECTIONS, BEYOND, FINAL)
+_ALL = (*_PAPER, *_OURS)
 EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}

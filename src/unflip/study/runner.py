@@ -159,7 +159,11 @@ def _start_resumes(study: Study, job: Job) -> bool:
     damaged result.json, as the error message says."""
     own = [study.folder(arm) for arm in study.arms]
     seeds = ((job.start, job.seed), (job.teacher, study.seeds[0]))
-    runs = [Run.of_seed(folder, seed) for folder, seed in seeds if folder and folder in own]
+    runs = [
+        Run.find(folder, seed)
+        for folder, seed in seeds
+        if folder and (folder in own or folder.parent in own)
+    ]
     return any(not run.finished and bool(run.checkpoints) for run in runs)
 
 

@@ -39,6 +39,7 @@ class Study:
     overrides: tuple[str, ...] = ()  # changes by the user, shown beside the figures
     epochs_scale: float = 1.0
     pack: Pack | None = None  # of ImageNet's kind: the table has more columns
+    losses: bool = False  # the table has a column with the training loss
 
     def __post_init__(self) -> None:
         if not self.arms or not self.seeds:
@@ -129,7 +130,10 @@ class Study:
 
     def _needed(self, arm: Arm, seed: int) -> list[tuple[Arm, int, str]]:
         """The arms and seeds whose runs must be finished before this one begins."""
-        found = [(self.arm(arm.start), seed, "starts")] if arm.start else []
+        found = []
+        if arm.start:
+            start = self.arm(arm.start)
+            found = [(start, self.seeds[0] if start.once else seed, "starts")]
         return found + [(self.arm(t), self.seeds[0], "learns") for t in (arm.teacher,) if t]
 
     def left(self) -> int:
@@ -150,9 +154,16 @@ class Study:
         return all(self.run(needed, its).finished for needed, its, _ in self._needed(arm, seed))
 
     def jobs(self, arm: Arm, seeds: Sequence[int]) -> list[Job]:
-        start = self.folder(self.arm(arm.start)) if arm.start else None
+        start = self._start(arm)
         teacher = self._teacher(arm)
         return [Job(arm.recipe, seed, self.folder(arm), start, teacher) for seed in seeds]
+
+    def _start(self, arm: Arm) -> Path | None:
+        """The folder of the arm that it starts from; that of one run if all seeds start from it."""
+        if arm.start is None:
+            return None
+        start = self.arm(arm.start)
+        return self.run(start, self.seeds[0]).folder if start.once else self.folder(start)
 
     def _teacher(self, arm: Arm) -> Path | None:
         """The folder of the arm that it learns from, or the one that the user gave."""
@@ -190,5 +201,7 @@ class Study:
             needs.check_teacher(self._teacher(arm), arm)
         start = self.arm(arm.start) if arm.start else None
         if start is not None:
-            runs = [self.run(start, seed) for seed in left]
+            runs = [
+                self.run(start, seed) for seed in self.seeds_of(start) if start.once or seed in left
+            ]
             needs.check_weights(start, [run for run in runs if run.finished])

@@ -55,6 +55,8 @@ class ArmSummary(_Part):
     best: Maybe = None
     top5: Maybe = None  # mean
     top5_std: Maybe = None
+    loss: Maybe = None  # mean training loss of the last epoch, without a method's own loss
+    loss_std: Maybe = None
     memory_bits: Maybe = None
     flops: Maybe = None
     seconds_per_epoch: Maybe = None

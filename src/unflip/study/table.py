@@ -41,6 +41,8 @@ def _columns(
     if top5:
         columns["top-5, %"] = _top5
     columns["runs"] = lambda arm: str(len(arm.accuracies))
+    if any(arm.loss is not None for arm in summary.arms):
+        columns["training loss"] = _loss
     if any(arm.paper for arm in summary.arms):
         counted = _counted(summary)
         columns["published, %" if counted else "paper, %"] = _top_figures if counted else _paper
@@ -70,6 +72,12 @@ def _top_figures(arm: ArmSummary) -> str:
 
 def _top5(arm: ArmSummary) -> str:
     return "" if arm.top5 is None else best_mean_std(None, arm.top5, arm.top5_std)
+
+
+def _loss(arm: ArmSummary) -> str:
+    if arm.loss is None:
+        return ""
+    return f"{arm.loss:.3f}" if arm.loss_std is None else f"{arm.loss:.3f} ± {arm.loss_std:.3f}"
 
 
 def caption(summary: Summary) -> str:

@@ -12,7 +12,7 @@ from unflip import layers
 from unflip.kernels.norm import operator
 from unflip.kernels.sign_conv import cover
 from unflip.kernels.sign_conv import operator as sign_conv
-from unflip.methods.base import InputBinarizer
+from unflip.methods.base import InputBinarizer, WeightBinarizer
 from unflip.methods.reactnet import RPReLU
 
 
@@ -95,6 +95,7 @@ def _takes_units(conv: Any) -> bool:
         _plain(conv, layers.BinaryConv2d)
         and conv.bias is None
         and type(conv.input_binarizer).output_scale is InputBinarizer.output_scale
+        and type(conv.weight_binarizer).gradient_branch is WeightBinarizer.gradient_branch
     )
 
 
