@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <string_view>
-#include <unordered_set>
 
 #include "fail.h"
 #include "json.h"
@@ -257,7 +257,7 @@ class Loader {
     const std::string right = "a list of 1 .. 4096 outputs";
     const std::vector<Json>& items = fields.list("outputs", right);
     if (items.empty() || items.size() > kMaxOutputs) fields.wrong("outputs", right);
-    std::unordered_set<std::string> names;
+    std::set<std::string_view> names;
     for (size_t i = 0; i < items.size(); ++i) {
       Fields output(container_.graph, items[i], "output " + std::to_string(i));
       const std::string& name = output.string("name");
@@ -710,7 +710,7 @@ class Loader {
     const std::string& name = fields.string(key, "a tensor's name");
     const auto found = container_.tensors.find(name);
     if (found == container_.tensors.end()) fields.wrong(key, "the name of a tensor in the file");
-    used_.insert(name);
+    used_.insert(found->first);
     const Tensor& tensor = found->second;
     if (tensor.dtype != dtype)
       fields.fail(std::string("'") + key + "' must be a tensor of " + (dtype == Dtype::F32 ? "F32, not U8" : "U8, not F32"));
@@ -746,7 +746,7 @@ class Loader {
   Container container_;
   const LoadOptions& options_;
   Graph graph_;
-  std::unordered_set<std::string> used_;
+  std::set<std::string_view> used_;  // names in container_
   bool measuring_ = true;  // count the bytes of tensors, but do not copy them
   Size bytes_ = 0;         // of the graph's copies of tensors
 };

@@ -4,8 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "limits.h"
@@ -23,7 +23,8 @@ struct Tensor {
 
 struct Container {
   std::string graph;  // JSON
-  std::unordered_map<std::string, Tensor> tensors;
+  // Not a hash table: a file can choose names that all have the same hash, and loading it would take quadratic time.
+  std::map<std::string, Tensor> tensors;
   Size memory;  // bound on the peak so far: the file, its header and the table of tensors
 };
 

@@ -315,6 +315,94 @@ def test_loading_is_not_quadratic(made: Any) -> None:
     assert time.perf_counter() - began < 3
 
 
+SEED, FACTOR = 0xC70F6907, 0xC6A4A7935BD1E995  # of std::hash in libstdc++: MurmurHash64A
+
+
+def names_of_one_hash(count: int) -> list[str]:
+    """Texts of 16 characters: 8 random ones, then those that lead to the same hash, if they are ASCII."""
+    factor, inverse = np.uint64(FACTOR), np.uint64(pow(FACTOR, -1, 2**64))
+    start, wanted = np.uint64(SEED ^ 16 * FACTOR % 2**64), np.uint64(1)
+    random = np.random.default_rng(0).integers(97, 123, (400 * count, 8)).astype(np.uint8)
+    with np.errstate(over="ignore"):
+        first = random.view(np.uint64).ravel() * factor
+        first = (first ^ first >> np.uint64(47)) * factor
+        second = (wanted ^ (start ^ first) * factor) * inverse
+        second = (second ^ second >> np.uint64(47)) * inverse
+    rest = second.view(np.uint8).reshape(-1, 8)
+    ascii_only = (rest < 128).all(1)
+    found = np.concatenate([random[ascii_only], rest[ascii_only]], 1)
+    return sorted({row.tobytes().decode() for row in found})[:count]
+
+
+def test_names_of_one_hash() -> None:
+    """A hash table made loading quadratic: this file of 1 MB took 3 seconds, and one of 4 MB would take 40."""
+    names = names_of_one_hash(10_000)
+    net = Net(1, 1, 1)
+    net.tensors = {name: np.zeros(1, F32) for name in names}
+    for first in range(0, len(names), 250):
+        steps = [{"step": "affine", "shift": name} for name in names[first : first + 250]]
+        net.op("map", len(net.ops), steps=steps)
+    data = net.data()
+    assert len(names) == 10_000
+    began = time.perf_counter()
+    Network.from_bytes(data, 1)
+    assert time.perf_counter() - began < 1
+
+
+# --- time per unit of work
+
+
+def far_apart() -> Net:
+    """The ones of each window are counted, without the columns between its two taps."""
+    net = Net(1, 192, 65_536)
+    fields = {"bits": net.signs(256), "scales": net.keep(np.ones((1, 1), F32))}
+    fields |= {"offset": net.keep(np.ones(1, F32)), "dilation": [1, 65_535]}
+    code = net.quantize(0)
+    net.op("concat", *[net.conv(code, (1, 1, 128, 2), **fields) for _ in range(3)])
+    return net
+
+
+def border_of_bytes() -> Net:
+    net, one = Net(1, 1, 1), np.ones(1, F32)
+    fields = {"scale": net.keep(one), "shift": net.keep(one), "zero": net.keep(np.zeros(1, "u1"))}
+    whole = net.op("to_bytes", 0, **fields)
+    fields = {"bytes": net.keep(np.ones((1, 1, 1, 1), np.uint8)), "scales": net.keep(one[:, None])}
+    net.conv(whole, (1, 1, 1, 1), **fields, padding=[8192] * 4, stride=[256, 256])
+    return net
+
+
+@pytest.mark.parametrize("made", [far_apart, border_of_bytes])
+def test_time_of_a_unit_of_work(made: Any) -> None:
+    """About a nanosecond at most: these took two or three."""
+    network = Network.from_bytes(made().data(), 1)
+    x, found = (np.ones((1, *s), F32) for s in (network.input_shape, network.outputs[0][1]))
+    times = []
+    for _ in range(2):
+        began = time.process_time()
+        network.run(x, found)
+        times.append(time.process_time() - began)
+    assert min(times) < network.work_needed * 1.5e-9
+
+
+def test_tall_pools_on_many_threads() -> None:
+    """Each job computes the rows of a convolution that its pool needs: 128 jobs took 21 times as long as one."""
+    net = Net(8, 1024, 16)
+    fields = {"weight": net.keep(np.ones((8, 8, 9, 9), F32)), "padding": [4] * 4}
+    shape = {"kernel": [500, 1], "stride": [1, 1], "padding": [0, 0], "ceil": False}
+    net.op("max_pool", net.conv(0, (8, 8, 9, 9), **fields), **shape)
+    x, times, results = np.random.default_rng(3).normal(size=(1, *net.shape)).astype(F32), [], []
+    for threads in (1, 64):
+        network = Network.from_bytes(net.data(), threads)
+        results.append(np.empty((1, *network.outputs[0][1]), F32))
+        network.run(x, results[-1])
+        began = time.process_time()
+        for _ in range(5):
+            network.run(x, results[-1])
+        times.append(time.process_time() - began)
+    assert times[1] < 4 * times[0]
+    np.testing.assert_array_equal(*results)
+
+
 # --- limits
 
 

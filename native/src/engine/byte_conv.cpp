@@ -3,6 +3,7 @@
 #include "byte_conv.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "pooled_rows.h"
 #include "stem_conv.h"
@@ -69,8 +70,11 @@ class ToBytes : public Task {
     }
   }
 
+  // Copies the part that is filled, twice as much each time: a border may be large, and pixel by pixel is slow for few channels.
   void fill(uint8_t* to, int columns) const {
-    for (int x = 0; x < columns; x++) to = std::copy(zero_.begin(), zero_.end(), to);
+    const int64_t pixel = static_cast<int64_t>(zero_.size()), bytes = columns * pixel;
+    if (bytes > 0) std::memcpy(to, zero_.data(), pixel);
+    for (int64_t done = pixel; done < bytes; done *= 2) std::memcpy(to + done, to, std::min(done, bytes - done));
   }
 
   int input_, output_;

@@ -167,16 +167,25 @@ void CountEpilogue::count_windows(const RunContext& context, const Strip& strip)
   for (int pixel = strip.first, count; pixel < strip.last; pixel += count) {
     const int y = pixel / width, x = pixel % width;
     count = std::min(width - x, strip.last - pixel);
-    const int columns = (count - 1) * window_.stride.w + (window_.kernel.w - 1) * window_.dilation.w + 1;
-    for (int p = 0; p < sums_.planes(); p++) count_columns(context, p, y, x, columns, ones + int64_t{p} * columns);
+    const int kernel = window_.kernel.w, between = (count - 1) * window_.stride.w + (kernel - 1) * window_.dilation.w + 1;
+    // With a large stride or dilation, most columns between the first and the last one belong to no window.
+    const bool shared = between <= int64_t{count} * kernel;
+    const int columns = shared ? between : count * kernel;
+    const int next = shared ? window_.stride.w : kernel, tap = shared ? window_.dilation.w : 1;  // distances in `ones`
+    for (int p = 0; p < sums_.planes(); p++) {
+      if (shared)
+        count_columns(context, p, y, x, 1, columns, ones + int64_t{p} * columns);
+      else
+        for (int i = 0; i < count; i++)
+          count_columns(context, p, y, x + i, window_.dilation.w, kernel, ones + int64_t{p} * columns + int64_t{i} * kernel);
+    }
     const Taps rows = window_.row_taps(y);
     for (int i = 0; i < count; i++) {
       const Taps taps = window_.column_taps(x + i);
       int32_t plane_sums[9] = {};
       plane_sums[sums_.planes()] = window_.in.channels * (rows.last - rows.first) * (taps.last - taps.first);
       for (int p = 0; p < sums_.planes(); p++)
-        for (int c = 0; c < window_.kernel.w; c++)
-          plane_sums[p] += ones[int64_t{p} * columns + int64_t{i} * window_.stride.w + int64_t{c} * window_.dilation.w];
+        for (int c = 0; c < kernel; c++) plane_sums[p] += ones[int64_t{p} * columns + int64_t{i} * next + int64_t{c} * tap];
       for (int w = 0; w < window_terms_; w++)
         numbers[int64_t{w} * pixels + pixel - strip.first + i] =
             static_cast<float>(sums_.window_number(sums_.terms()[base_at_.size() + w], plane_sums));
@@ -184,15 +193,17 @@ void CountEpilogue::count_windows(const RunContext& context, const Strip& strip)
   }
 }
 
-// The ones of each column of the code that the windows from (y, x) on read, in the rows they read. The border is zeros.
-void CountEpilogue::count_columns(const RunContext& context, int plane, int y, int x, int columns, int32_t* ones) const {
+// The ones of some columns of the code, `step` apart from the first one of window (y, x) on, in the rows that windows of this row
+// read. The border is zeros.
+void CountEpilogue::count_columns(const RunContext& context, int plane, int y, int x, int step, int columns,
+                                  int32_t* ones) const {
   const int64_t first = layout_.left - window_.left + int64_t{x} * window_.stride.w;
   const int64_t top = layout_.top - window_.top + int64_t{y} * window_.stride.h;
   const uint8_t* from = context.codes[input_] + plane * layout_.plane_bytes + first * layout_.pixel_bytes;
   std::fill(ones, ones + columns, 0);
   for (int r = 0; r < window_.kernel.h; r++) {
     const uint8_t* at = from + (top + int64_t{r} * window_.dilation.h) * layout_.row_bytes;
-    for (int c = 0; c < columns; c++, at += layout_.pixel_bytes) ones[c] += ones_in(at, layout_.pixel_bytes);
+    for (int c = 0; c < columns; c++, at += int64_t{step} * layout_.pixel_bytes) ones[c] += ones_in(at, layout_.pixel_bytes);
   }
 }
 

@@ -37,7 +37,7 @@ class CountEpilogue {
  private:
   void run_terms(const EpilogueTarget& target, const Strip& strip) const;
   CountTerm term_at(size_t t, const Strip& strip) const;
-  void count_columns(const RunContext& context, int plane, int y, int x, int columns, int32_t* ones) const;
+  void count_columns(const RunContext& context, int plane, int y, int x, int step, int columns, int32_t* ones) const;
 
   // Parts of a strip's scratch.
   CountTerm* terms_of(const Strip& s) const { return reinterpret_cast<CountTerm*>(s.scratch); }

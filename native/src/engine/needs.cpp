@@ -311,7 +311,9 @@ Size code_conv_work(const Op& op, const Quantizer& quantizer) {
   const Size taps = taps_of(c), bases = c.bases, planes = quantizer.planes(), terms = (bases + 1) * (planes + 1);
   const Size copy = planes * c.groups * taps * (10 + Size(c.channels) / 16);
   const Size compare = bases * planes * c.filters * (parts((taps * c.channels).value(), 64) + 4);
-  return pixels_of(op.shape) * (copy + compare + terms * (padded(c.filters) + 8));
+  // With an offset, the ones of the window are counted for every block of filters.
+  const Size ones = c.offset.empty() ? 0 : planes * parts(c.filters, 64) * taps * (4 + Size(c.channels) / 16);
+  return pixels_of(op.shape) * (copy + compare + ones + terms * (padded(c.filters) + 8));
 }
 
 // Eight filters at a time; a window in the border is copied for every 16 filters.
@@ -356,7 +358,7 @@ Size op_work(const Graph& graph, const Op& op) {
     case OpKind::Softmax:
     case OpKind::LogSoftmax:
     case OpKind::Activation: return work + elements * 20;
-    case OpKind::Normalize:
+    case OpKind::Normalize: return work + elements * 48;  // reads three times, each time from another page if groups are small
     case OpKind::MeanAbs: return work + elements * 16;
     default: return work + elements * 4;
   }

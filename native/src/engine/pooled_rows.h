@@ -23,8 +23,9 @@ class PooledRows {
         row_(int64_t{conv.shape().width} * conv.stride()) {
     const Pair kernel = pool.pool.kernel, stride = pool.pool.stride;
     const int64_t row_bytes = row_ * sizeof(float);
-    // Threads share the pool's rows. At the boundary of two jobs, some rows of the convolution are computed twice.
-    cut_ = Cut(epilogue_->shape().height, threads > 1 ? 2 * threads : 1, 1);
+    // Threads share the pool's rows. At the boundary of two jobs, some rows of the convolution are computed twice. A job has at
+    // least as many rows of its own, so that tall windows do not multiply the work.
+    cut_ = Cut(epilogue_->shape().height, threads > 1 ? 2 * threads : 1, std::max(1, (kernel.h - 1) / stride.h));
     const int64_t fit = (kBytes / row_bytes - kernel.h) / stride.h + 1;
     rows_ = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(fit, cut_.size)));
     buffer_rows_ = (rows_ - 1) * stride.h + kernel.h + 2 * (grain - 1);
