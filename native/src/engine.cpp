@@ -208,18 +208,19 @@ class EngineImpl : public Engine {
                           std::move(pool_epilogue), kernels_, threads_);
   }
 
-  // Folds a factor that directly follows into the scales of the weights, unless a product overflows: a sum of 0 would become NaN.
+  // Folds a factor that directly follows into the scales of the weights, unless a product leaves the normal floats. If it
+  // overflows, a sum of 0 would become NaN. If it is smaller than they are, it loses digits that a large sum still has.
   static void fold_scale(Convolution& conv, std::vector<Step>& steps) {
     if (steps.empty() || steps[0].kind != StepKind::Affine || steps[0].scale.empty()) return;
     if (conv.offset.size() == 1) conv.offset.resize(conv.filters, conv.offset[0]);
     const std::vector<float>& scale = steps[0].scale;
     auto factor = [&](size_t i) { return scale[scale.size() == 1 ? 0 : i % conv.filters]; };
-    auto finite = [&](const std::vector<float>& numbers) {
+    auto keeps_digits = [&](const std::vector<float>& numbers) {
       for (size_t i = 0; i < numbers.size(); i++)
-        if (!std::isfinite(numbers[i] * factor(i))) return false;
+        if (numbers[i] != 0 && factor(i) != 0 && !std::isnormal(numbers[i] * factor(i))) return false;
       return true;
     };
-    if (!finite(conv.scales) || !finite(conv.offset)) return;
+    if (!keeps_digits(conv.scales) || !keeps_digits(conv.offset)) return;
     for (size_t i = 0; i < conv.scales.size(); i++) conv.scales[i] *= factor(i);
     for (size_t i = 0; i < conv.offset.size(); i++) conv.offset[i] *= factor(i);
     steps[0].scale.clear();

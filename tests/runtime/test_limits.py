@@ -151,6 +151,41 @@ def test_scales_whose_product_overflows(
         assert found == 0
 
 
+def test_scales_whose_product_loses_digits(
+    instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The product of the first two factors is below the normal floats, and lost digits."""
+    net = Net(65_536, 1, 1)
+    factors = [F32(2e-21), F32(3e-22), F32(1e20), F32(1e18)]
+    steps = [{"step": "affine", "scale": net.keep(np.full(1, f, F32))} for f in factors[1:]]
+    fields = {
+        "bits": net.keep(np.full(8192, 255, np.uint8)),
+        "scales": net.keep(np.full((1, 1), factors[0], F32)),
+    }
+    net.conv(net.quantize(0), (1, 65_536, 1, 1), **fields, steps=steps)
+    right = 65_536 * np.prod(np.array(factors, np.float64))
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        found = np.empty((1, 1, 1, 1), F32)
+        Network.from_bytes(net.data(), 1).run(np.ones((1, 65_536, 1, 1), F32), found)
+        np.testing.assert_allclose(found, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", ["silu", "gelu_tanh", "mish"])
+def test_activations_of_large_numbers(
+    function: str, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest exponential is not 0; multiplied by -3e38 it gave -2 instead of 0."""
+    x = np.array([-3e38, -1e30, -1e4, -100, -88, -80, 0, 80, 100, 1e30, 3e38], F32)
+    net = Net(len(x), 1, 1)
+    net.op("curve", 0, function=function)
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        found = np.empty((1, len(x), 1, 1), F32)
+        Network.from_bytes(net.data(), 1).run(x.reshape(1, -1, 1, 1), found)
+        np.testing.assert_allclose(found.ravel(), np.maximum(x, 0), rtol=1e-6, atol=1e-30)
+
+
 def large_codes() -> Net:
     """Every binary convolution has a table of its pixels."""
     net = Net(1, 16_384, 16_384)
