@@ -144,6 +144,35 @@ def test_refused_ops(op: str) -> None:
         to_c(net.packed(), "net")
 
 
+@pytest.mark.parametrize(
+    ("factor", "folded"), [(1e30, False), (0.5, True), (1e-30, False), (0, True)]
+)
+def test_factors_that_stay_separate(factor: float, folded: bool) -> None:
+    """As in the runtime: products that overflow give NaN, and those below the normal floats lose digits."""
+    net = Net((4, 1, 1))
+    steps = [affine(net, 3)]
+    net.conv(net.quantize(0), [3, 4, 1, 1], steps=steps)
+    packed = net.packed()
+    name = packed.graph["ops"][-1]["scales"]
+    small_or_large = factor if factor else 1.0
+    packed.tensors[name][:] = small_or_large
+    packed.tensors[steps[0]["scale"]][:] = factor
+    [task] = [task for task in make_plan(packed).tasks if task.conv is not None]
+    assert ("scale" not in task.steps[0]) == folded
+    assert task.conv is not None
+    expected = small_or_large * factor if folded else small_or_large
+    np.testing.assert_allclose(task.conv.scales, expected, rtol=1e-6)
+
+
+def test_many_ops_are_refused() -> None:
+    """20,000 ops took more than 40 seconds: finding their places in memory is quadratic."""
+    net = Net((4, 1, 1))
+    for _ in range(1001):
+        net.op("flatten", len(net.ops))
+    with pytest.raises(PackedFileError, match="it has 1,001 ops; in plain C at most 1,000"):
+        to_c(net.packed(), "net")
+
+
 @pytest.mark.parametrize("name", ["", "3d", "a-b", "int", "a b", "a;b", "_x", "é", "x" * 41, "a\n"])
 def test_names(name: str, library: Library, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a C identifier"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,16 @@ def test_a_damaged_file_is_refused(case):
     data, message = DAMAGED[case]
     with pytest.raises(CannotImport, match=message):
         parse_params(data, "small")
+
+
+def test_two_of_many_names_are_equal():
+    """Looking for them took 8 seconds, and is no longer quadratic."""
+    names = [f"{i:05}" for i in range(20_000)]
+    data = params_bytes({name: np.zeros(1, "<f4") for name in names})
+    began = time.perf_counter()
+    with pytest.raises(CannotImport, match="two arrays have the name '19998'"):
+        parse_params(data[:-5] + b"19998", "small")
+    assert time.perf_counter() - began < 2
 
 
 def test_random_bytes_never_crash():

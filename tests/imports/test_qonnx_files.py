@@ -73,6 +73,20 @@ def huge_constant(model: Any) -> None:
     model.graph.initializer[1].dims[0] = 2**40
 
 
+def empty_constant(model: Any) -> None:
+    tensor = model.graph.initializer[1]
+    tensor.raw_data = b""
+    tensor.dims[:] = [0, 2**62, 2**62]
+
+
+def too_wide(model: Any) -> None:
+    """The numbers of small integers are stored as wider ones."""
+    tensor = model.graph.initializer[1]
+    tensor.raw_data, tensor.data_type = b"", TensorProto.UINT8
+    tensor.dims[:] = [1]
+    tensor.int32_data[:] = [300]
+
+
 def growing(model: Any) -> None:
     """A scale that would make a weight of 2^40 numbers from two small constants."""
     tall = numpy_helper.from_array(np.ones((2**12, 1), np.float32), "tall")
@@ -126,6 +140,8 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "cycle": (cycle, r"BipolarQuant .BipolarQuant_0. reads .v3., which no node before it makes"),
     "huge input": (huge_input, r"at most 1,048,576 channels|elements|cannot|channels"),
     "huge constant": (huge_constant, r"the constant 'c1' has the shape \(1099511627776"),
+    "empty constant": (empty_constant, r"the constant 'c1' has the shape \(0, 4611686018427387904"),
+    "too wide": (too_wide, r"the constant 'c1' has a number that does not fit its type"),
     "growing": (growing, r"do not broadcast to \(4096, 1\)"),
     "slice": (renamed("Slice"), r"its starts should be a few integers"),
     "unknown": (renamed("Loop"), r"Loop .*: this operation is not supported; remove it before"),

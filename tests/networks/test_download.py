@@ -103,6 +103,13 @@ def test_a_file_over_the_limit_is_refused(serve, monkeypatch, headers: dict[str,
     assert not cached()
 
 
+@pytest.mark.parametrize("length", ["²", "1" * 5000, "many"])
+def test_a_length_that_is_no_number_is_ignored(serve, length: str) -> None:
+    """Python's int() fails for the first two, although they are digits."""
+    assert module._length(length) is None
+    assert module._length("2000") == 2000
+
+
 def test_a_download_that_takes_too_long_is_ended(serve, monkeypatch) -> None:
     monkeypatch.setattr(module, "WHOLE_SECONDS", -1.0)
     with pytest.raises(DownloadError, match="takes more than"):

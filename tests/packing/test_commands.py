@@ -87,6 +87,14 @@ def test_control_characters_are_never_printed(run, unflip, tmp_path):
         text = done.out + done.err
         assert text.replace("\n", "").isprintable(), command
         assert "\\x1b[31m" in text or "\\u001b[31m" in text
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    model = model.rename(
+        folder / "\x1b[31mred.unflip"
+    )  # the only one in a folder is found by itself
+    for command in (("show", folder), ("bench", folder, "--runs", "1")):
+        done = unflip(*command)
+        assert done.out.replace("\n", "").isprintable(), command
     loaded = load(model)
     assert repr(loaded).isprintable()
     profile = str(loaded.profile(np.zeros((1, 1, 8, 8), np.float32), 1))

@@ -387,6 +387,40 @@ def test_predict_scales_sixteen_bits(files: Files, tmp_path: Path) -> None:
         read_image(tmp_path / "deep.tiff", model)
 
 
+def test_predict_with_a_very_wide_input(tmp_path: Path) -> None:
+    """The image became 65,536 pixels wide and as high, 17 GB, before it was cropped."""
+    from PIL import Image
+
+    from unflip.packing.file import Packed, write
+    from unflip.runtime import images
+
+    ops = [{"op": "mean", "name": "mean", "inputs": [0]}]
+    source = {"shape": [3, 1, 65_536], "preprocess": None}
+    write(tmp_path / "wide", Packed({"input": source, "ops": ops, "output": 1, "labels": None}, {}))
+    pixels = np.random.default_rng(0).integers(0, 256, size=(50, 60, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    image.save(tmp_path / "image.png")
+    found = images.read_image(tmp_path / "image.png", unflip.load(tmp_path / "wide"))
+    middle = np.asarray(image.resize((65_536, 2), Image.Resampling.BILINEAR, (0, 24.5, 60, 25.5)))
+    np.testing.assert_allclose(found[:, 0].T * 255, middle.mean(0), atol=2)
+
+
+@pytest.mark.parametrize("shape", [(7, 40), (40, 7), (20, 20), (64, 64)])
+def test_large_images_are_cropped_as_others(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    from unflip.runtime import images
+
+    pixels = np.random.default_rng(0).integers(0, 256, size=(31, 45, 3), dtype=np.uint8)
+    plain = np.asarray(images._covering(Image.fromarray(pixels), *shape), int)
+    monkeypatch.setattr(images, "MOST_PIXELS", 0)
+    part = np.asarray(images._covering(Image.fromarray(pixels), *shape), int)
+    assert part.shape == plain.shape == (*shape, 3)
+    assert abs(part - plain).max() <= 1
+
+
 def test_predict_says_what_is_wrong(
     unflip: Callable[..., Any], files: Files, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unflip.cli.app import app, needs
+from unflip.printable import printable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -301,8 +302,8 @@ def _write(
     else:
         found = named(network, images, origin, labels)
     size = write(out, found)
-    print(f"{out}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), from {files[0].name}")
+    print(f"{out}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), from {printable(files[0].name)}")
     for change in changes:
-        print(f"changed: {change}")
+        print(f"changed: {printable(change)}")
     print(f"images: {images.preparation}; classes: {images.classes}")
     print(f"license: {origin['license']} ({origin['page']})")

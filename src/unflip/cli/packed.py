@@ -53,8 +53,8 @@ def show(
     print_table(_description(found))
     size = path.stat().st_size
     print(
-        f"{path}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), {found.float_bytes / size:.1f} times smaller than "
-        f"with float weights ({found.float_bytes:,} bytes)"
+        f"{printable(str(path))}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), "
+        f"{found.float_bytes / size:.1f} times smaller than with float weights ({found.float_bytes:,} bytes)"
     )
     labels, preprocess = packed.graph["labels"], packed.graph["input"]["preprocess"]
     print(
@@ -135,7 +135,7 @@ def predict(
         if as_json:
             print(_json({"image": str(path), "classes": found}))
             continue
-        print(path)
+        print(printable(str(path)))
         for label, probability in found:
             print(f"  {probability:7.2%}  {printable(label)}")
 
@@ -349,7 +349,9 @@ def bench(
         print(json.dumps({"median": median, "seconds": seconds, "layers": rows}))
         return
     shown = [(printable(row.name), row.kind, *_time(row.seconds, row.share)) for row in layers]
-    print_table(Table(("layer", "kind", "µs", "share"), shown, ("µs", "share"), str(model)))
+    print_table(
+        Table(("layer", "kind", "µs", "share"), shown, ("µs", "share"), printable(str(model)))
+    )
     print(network)
     print(
         f"batch {batch}: median {median * 1e3:.3f} ms of {runs} runs "

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def parse_params(data: bytes, where: str) -> dict[str, Array]:
     if len(names) != len(arrays):
         raise CannotImport(f"{where}: {len(arrays)} arrays but {len(names)} names; copy it again")
     if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        [(twice, _)] = Counter(names).most_common(1)
         raise CannotImport(f"{where}: two arrays have the name {twice!r}; names must differ")
     return dict(zip(names, arrays, strict=True))
 

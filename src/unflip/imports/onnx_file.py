@@ -194,7 +194,7 @@ def array_of(tensor: Any) -> Array:
     dtype, place = TYPES[tensor.data_type]
     shape = tuple(tensor.dims)
     count = math.prod(shape)
-    if any(size < 0 for size in shape) or count > MOST_ELEMENTS or len(shape) > 8:
+    if any(not 0 <= n <= MOST_ELEMENTS for n in (*shape, count)) or len(shape) > 8:
         raise CannotImport(
             f"{title} has the shape {shape!r:.100}; at most {MOST_ELEMENTS:,} elements are supported"
         )
@@ -204,12 +204,21 @@ def array_of(tensor: Any) -> Array:
     else:
         numbers = getattr(tensor, place)
         found = len(numbers)
-        flat = np.array(numbers, dtype) if found == count else np.zeros(0)
+        flat = _numbers(numbers, dtype, title) if found == count else np.zeros(0)
     if found != count:
         raise CannotImport(f"{title} of shape {shape!r:.100} has {found:g} numbers, not {count:,}")
     if dtype[1] == "f" and not np.isfinite(flat).all():
         raise CannotImport(f"{title} contains NaN or infinity")
     return flat.reshape(shape)
+
+
+def _numbers(numbers: Any, dtype: str, title: str) -> Array:
+    """Numbers of a wider type. Those that do not fit are refused: numpy would only keep their last bits."""
+    wide = np.array(numbers, dtype if dtype[1] == "f" else np.int64)
+    flat = wide.astype(dtype)
+    if dtype[1] != "f" and (flat != wide).any():
+        raise CannotImport(f"{title} has a number that does not fit its type")
+    return flat
 
 
 def _node(node: Any) -> Node:

@@ -134,8 +134,8 @@ def _unreachable(address: str, reason: object) -> str:
 
 
 def _copy(answer: Any, file: IO[bytes], address: str) -> str:
-    stated = answer.headers.get("Content-Length", "")
-    if stated.isdigit() and int(stated) > MOST_BYTES:
+    stated = _length(answer.headers.get("Content-Length", ""))
+    if stated is not None and stated > MOST_BYTES:
         raise DownloadError(_too_large(address))
     total, written, end = hashlib.sha256(), 0, time.monotonic() + WHOLE_SECONDS
     while chunk := answer.read(CHUNK):
@@ -148,11 +148,14 @@ def _copy(answer: Any, file: IO[bytes], address: str) -> str:
             )
         total.update(chunk)
         file.write(chunk)
-    if stated.isdigit() and written != int(stated):
-        raise DownloadError(
-            _unreachable(address, f"{written:,} of {int(stated):,} bytes have arrived")
-        )
+    if stated is not None and written != stated:
+        raise DownloadError(_unreachable(address, f"{written:,} of {stated:,} bytes have arrived"))
     return total.hexdigest()
+
+
+def _length(text: str) -> int | None:
+    """None for what is not a number: a server may send ``²``, or thousands of digits."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def _too_large(address: str) -> str:

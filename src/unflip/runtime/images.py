@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
+MOST_PIXELS = 2**26  # of an image that is resized as a whole, before it is cropped
+
 
 def read_image(path: str | os.PathLike[str], model: Model) -> Array:
     """An image file as ``model``'s input, one sample (C, H, W).
@@ -44,9 +46,15 @@ def _covering(image: Image, height: int, width: int) -> Image:
 
     scale = max(height / image.height, width / image.width)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-    resized = image.resize(size, images.Resampling.BILINEAR)
     left, top = (size[0] - width) // 2, (size[1] - height) // 2
-    return resized.crop((left, top, left + width, top + height))
+    kept = left, top, left + width, top + height
+    if size[0] * size[1] <= MOST_PIXELS:
+        return image.resize(size, images.Resampling.BILINEAR).crop(kept)
+    # An input of 1 x 65,536 would make a square of it, 17 GB. Pixels may differ by 1, since the box is in float32.
+    across, down = image.width / size[0], image.height / size[1]
+    right, bottom = min(kept[2] * across, image.width), min(kept[3] * down, image.height)
+    box = left * across, top * down, right, bottom
+    return image.resize((width, height), images.Resampling.BILINEAR, box=box)
 
 
 def normalized(pixels: Array, model: Model) -> Array:

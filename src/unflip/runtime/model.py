@@ -252,7 +252,7 @@ class Model:
         ]
         shapes = f"{_text(self.input_shape)} -> {', '.join(named)}"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"<unflip.Model {self._name}: {shapes}, {len(self.ops)} ops, {threads}, {self.isa}>"
+        return f"<unflip.Model {printable(self._name)}: {shapes}, {len(self.ops)} ops, {threads}, {self.isa}>"
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -20,6 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Fields = dict[str, Any]
 
 POOLED_BYTES = 256 << 10  # rows of a convolution that the runtime keeps for a pool
+MOST_OPS = 1000
 F32 = np.float32
 
 
@@ -277,15 +278,25 @@ def _pools_rows(task: Task, pool: Fields) -> bool:
 
 
 def _fold_scale(conv: Conv, steps: list[Fields]) -> None:
-    """A factor that directly follows binary weights becomes part of their scales."""
+    """A factor that directly follows binary weights becomes part of their scales, if no product loses digits."""
     if not steps or steps[0]["step"] != "affine" or "scale" not in steps[0]:
         return
     assert conv.scales is not None
     factor = steps[0]["scale"]
+    if not all(_keep_digits(v, factor) for v in (conv.scales, conv.offset) if v is not None):
+        return
     steps[0] = {k: v for k, v in steps[0].items() if k != "scale"}
     conv.scales = conv.scales * factor
     if conv.offset is not None:
         conv.offset = conv.offset * factor
+
+
+def _keep_digits(a: Array, b: Array) -> bool:
+    """Whether all products are normal floats, or 0 because a factor is."""
+    with np.errstate(over="ignore", under="ignore"):
+        size = np.abs(a * b)
+    normal = np.isfinite(size) & (size >= np.finfo(F32).tiny)
+    return bool((normal | (a == 0) | (b == 0)).all())
 
 
 def _make_rising(conv: Conv, steps: list[Fields]) -> bool:
@@ -308,6 +319,10 @@ def _is_rising(step: Fields) -> bool:
 
 def make_plan(packed: Packed) -> Plan:
     """The tasks of a network that the checked loader accepted."""
+    if len(packed.graph["ops"]) > MOST_OPS:  # finding places in memory takes time quadratic in them
+        raise PackedFileError(
+            f"it has {len(packed.graph['ops']):,} ops; in plain C at most {MOST_OPS:,} are supported: use fewer layers"
+        )
     planner = _Planner(packed)
     codes = {
         v: planner.quantizer(op)
