@@ -1,5 +1,7 @@
 """Random networks: torch against the packed file, in every instruction set, with one thread and with three.
 
+One file of more than 400 lines, because the networks and what is compared of them belong together.
+
     python benchmarks/random_networks.py [--networks 10000] [--seed 0] [--log FILE]
 
 Each network has a random shape (convolutions of all kinds, pools, shortcuts, gates, activations), a random method, and
