@@ -22,7 +22,7 @@ class Progress:
         self.task: Any = None
         if quiet:
             return
-        print(f"{name}: {epochs} epochs, {_plural(seeds)}, {mode}", flush=True)
+        print(f"{name}: {epochs} epoch{'s' * (epochs > 1)}, {_plural(seeds)}, {mode}", flush=True)
         if sys.stdout.isatty():
             self._make_bar()
 
@@ -70,7 +70,7 @@ class Progress:
             self.printed = now
             done = epoch + 1 - self.first_epoch
             left = (now - self.began) / done * (self.epochs - epoch - 1)
-            print(f"{text}  {lines[0]['seconds']:.2f} s/epoch  {left:.0f} s left", flush=True)
+            print(f"{text}  {lines[0]['seconds']:.2f} s/epoch  {_duration(left)} left", flush=True)
 
     def _figures(self, lines: list[dict[str, Any]]) -> str:
         def mean(key: str) -> float:
@@ -91,3 +91,11 @@ class Progress:
 
 def _plural(seeds: list[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+
+
+def _duration(seconds: float) -> str:
+    """In the unit that a person would use."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.{1 if seconds < 10 * unit else 0}f} {name}"
+    return f"{seconds:.0f} s"
