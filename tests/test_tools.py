@@ -53,3 +53,13 @@ def test_the_workflow_says_that_nobody_has_run_it() -> None:
 def test_pinned_tools_are_those_that_make_installs() -> None:
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert {"build", "ziglang", "auditwheel"} <= set(pinned)
+
+
+def test_docstrings_are_laid_out_for_the_site() -> None:
+    pytest.importorskip("griffe")
+    laid_out = tool("docstrings").laid_out
+    assert laid_out(":class:`~unflip.methods.Carry` joins.") == "`unflip.methods.Carry` joins."
+    assert laid_out("of 2**30 and 10**10 bytes") == r"of 2\*\*30 and 10\*\*10 bytes"
+    assert laid_out("a     ``b``\nlong  c") == "```text\na     b\nlong  c\n```"
+    points = "- one\n  goes on\n- two"
+    assert laid_out(f"Two:\n\n{points}") == f"Two:\n\n{points}"
