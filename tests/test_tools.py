@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 import unflip
 
@@ -48,6 +49,17 @@ def test_a_release_needs_its_section_of_the_changelog(text: str, ready: bool) ->
 def test_the_workflow_says_that_nobody_has_run_it() -> None:
     text = (ROOT / ".github/workflows/release.yml").read_text()
     assert "not run this file yet" in text
+
+
+def test_every_wheel_of_the_workflow_has_the_modules_for_browsers() -> None:
+    """They are not part of git."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    built = [step.get("run") for step in jobs["web"]["steps"]]
+    assert "python tools/web.py" in built
+    for name in ("wheels", "sdist"):
+        assert jobs[name]["needs"] == "web"
+        fetched = [step["with"] for step in jobs[name]["steps"] if "download" in str(step)]
+        assert fetched == [{"name": "web", "path": "src/unflip/export/web"}]
 
 
 def test_pinned_tools_are_those_that_make_installs() -> None:
