@@ -14,6 +14,16 @@ def test_the_bar_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(progress.bar.columns[0].render(task)) == "[red]mine[/]"
 
 
+def test_a_long_epoch_shows_its_steps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("mine", 2, [0], "eager", quiet=False) as progress:
+        progress.step(0, 1, 9)
+        monkeypatch.setattr("unflip.train.progress.STEP_SECONDS", -1.0)
+        progress.step(1, 4, 9)
+    assert capsys.readouterr().out.splitlines()[1:] == ["mine  epoch 2/2  step 4/9"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [

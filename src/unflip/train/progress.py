@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+STEP_SECONDS = 30.0  # without a line: then an epoch is so long that its steps are shown
+
 
 class Progress:
     """Epoch, loss, accuracy, flip rate and time left, for one seed or several."""
@@ -54,6 +56,9 @@ class Progress:
     def step(self, epoch: int, step: int, steps: int) -> None:
         if self.bar:
             self.bar.update(self.task, completed=epoch + step / steps)
+        elif not self.quiet and time.monotonic() - self.printed > STEP_SECONDS:
+            self.printed = time.monotonic()
+            print(f"{self.name}  epoch {epoch + 1}/{self.epochs}  step {step}/{steps}", flush=True)
 
     def epoch(self, epoch: int, lines: list[dict[str, Any]]) -> None:
         if self.quiet:
