@@ -45,7 +45,7 @@ release: test docs
 
 # The site, in build/site. Any warning, such as a dead link, is an error.
 docs: $(VENV)/installed
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo build/site/index.html
 
 # All studies on one page, build/report.html, made from the archives in results/.

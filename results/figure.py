@@ -22,8 +22,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
-WIDTH, LEFT, ROW, BAR = 720, 190, 26, 16
-SCALE_END = 590  # where the longest bar ends
+WIDTH, LEFT, ROW, BAR = 520, 190, 26, 16  # narrow, so that a phone shows its text large enough
+SCALE_END = 450  # where the longest bar ends
 # Label and the peers of which the fastest counts; the first is ours.
 ENGINES = (
     ("unflip, 1 bit", ("unflip",)),

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 import unflip
 
@@ -50,6 +51,27 @@ def test_the_workflow_says_that_nobody_has_run_it() -> None:
     assert "not run this file yet" in text
 
 
+def test_every_wheel_of_the_workflow_has_the_modules_for_browsers() -> None:
+    """They are not part of git."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    built = [step.get("run") for step in jobs["web"]["steps"]]
+    assert "python tools/web.py" in built
+    for name in ("wheels", "sdist"):
+        assert jobs[name]["needs"] == "web"
+        fetched = [step["with"] for step in jobs[name]["steps"] if "download" in str(step)]
+        assert fetched == [{"name": "web", "path": "src/unflip/export/web"}]
+
+
 def test_pinned_tools_are_those_that_make_installs() -> None:
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert {"build", "ziglang", "auditwheel"} <= set(pinned)
+
+
+def test_docstrings_are_laid_out_for_the_site() -> None:
+    pytest.importorskip("griffe")
+    laid_out = tool("docstrings").laid_out
+    assert laid_out(":class:`~unflip.methods.Carry` joins.") == "`unflip.methods.Carry` joins."
+    assert laid_out("of 2**30 and 10**10 bytes") == r"of 2\*\*30 and 10\*\*10 bytes"
+    assert laid_out("a     ``b``\nlong  c") == "```text\na     b\nlong  c\n```"
+    points = "- one\n  goes on\n- two"
+    assert laid_out(f"Two:\n\n{points}") == f"Two:\n\n{points}"

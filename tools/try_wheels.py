@@ -82,7 +82,13 @@ def try_x86_64(wheel: Path, folder: Path) -> str:
         sys.exit("try_wheels: the base install is too large")
     # No compiler can be found, and none of the environment's other packages.
     clean = {"PATH": str(python.parent), "HOME": str(folder)}
-    for words in (["--version"], ["show", "resnet20-cifar10"], ["bench", NETWORK, "--runs", 3]):
+    page = folder / "page.html"  # needs the WebAssembly modules
+    for words in (
+        ["--version"],
+        ["show", "resnet20-cifar10"],
+        ["bench", NETWORK, "--runs", 3],
+        ["export", NETWORK, "--html", page],
+    ):
         run(python.parent / "unflip", *words, env=clean)
     logits = run(python, "-c", SCRIPT, NETWORK, env=clean)
     print("x86-64: installed and run without a compiler and without torch")

@@ -174,7 +174,8 @@ def test_a_missing_folder_shows_the_layout(tmp_path: Path) -> None:
         load_folder(tmp_path)
     (tmp_path / "test").mkdir()
     with pytest.raises(
-        DataError, match="train holds no folders; it should hold one folder of images per class"
+        DataError,
+        match=r"train holds no folders\. Put the images of each class into a folder there",
     ):
         load_folder(tmp_path)
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from unflip.train.progress import Progress
+from unflip.train.progress import Progress, _duration
 
 
 def test_the_bar_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -12,3 +12,28 @@ def test_the_bar_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress("[red]mine[/]", 2, [0], "eager", quiet=False) as progress:
         [task] = progress.bar.tasks
         assert str(progress.bar.columns[0].render(task)) == "[red]mine[/]"
+
+
+def test_a_long_epoch_shows_its_steps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("mine", 2, [0], "eager", quiet=False) as progress:
+        progress.step(0, 1, 9)
+        monkeypatch.setattr("unflip.train.progress.STEP_SECONDS", -1.0)
+        progress.step(1, 4, 9)
+    assert capsys.readouterr().out.splitlines()[1:] == ["mine  epoch 2/2  step 4/9"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.4, "0 s"),
+        (119, "119 s"),
+        (120, "2.0 min"),
+        (3000, "50 min"),
+        (7200, "2.0 h"),
+        (2e5, "56 h"),
+    ],
+)
+def test_the_time_left_is_in_a_unit_that_people_use(seconds: float, shown: str) -> None:
+    assert _duration(seconds) == shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,11 +104,12 @@ def test_a_teacher_in_the_step_teaches_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the table would be too large, the network runs on the images of the step."""
+    monkeypatch.setattr(teacher, "MAX_PICTURES", 9)  # two epochs are too few for a table
     source = student.data.of(digits).source(CPU)
-    assert fits_in_table(source, half=False)
+    assert fits_in_table(source, half=False, epochs=student.epochs)
     [table] = train(student, digits, tmp_path / "table", teacher=teacher_run, options=QUIET)
     monkeypatch.setattr(teacher, "MAX_TABLE_BYTES", 1000)
-    assert not fits_in_table(source, half=False)
+    assert not fits_in_table(source, half=False, epochs=student.epochs)
     loaded = load_teacher(
         Run(teacher_run / "seed-0"), student, student.data.of(digits), source, CPU
     )
@@ -115,6 +117,14 @@ def test_a_teacher_in_the_step_teaches_the_same(
     assert not any(p.requires_grad for p in loaded.model.parameters())
     [step] = train(student, digits, tmp_path / "step", teacher=teacher_run, options=QUIET)
     assert step["loss"] == pytest.approx(table["loss"], rel=1e-3)
+
+
+def test_no_table_is_computed_that_is_hardly_read(digits: ImageSet) -> None:
+    """A photo of 128 pixels has 33 × 33 crops, mirrored or not: more than a run of 500 epochs sees."""
+    source = replace(digits, crop_padding=16, flip=True).source(CPU)
+    assert math.prod(source.pictures()[1:]) == 2178
+    assert not fits_in_table(source, half=False, epochs=500)
+    assert fits_in_table(source, half=False, epochs=1000)
 
 
 def test_labels_are_not_used_with_a_weight_of_one(student: Recipe, digits: ImageSet) -> None:

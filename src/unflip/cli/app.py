@@ -23,7 +23,7 @@ WELCOME = """\
 unflip {version}: train, correct and deploy 1-bit neural networks.
 
 {first}  unflip doctor                          what this machine can do, and what is missing
-  unflip demo                            the whole idea on digits, in three minutes
+  unflip demo                            the whole idea on digits, in about six minutes
   unflip networks                        trained networks, to use at once
   unflip train images --data DIR         train a network on your own images
   unflip pack RUN -o model.unflip        a trained network as one small file

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 EVALUATED_AT_ONCE = 100
 SHOWN_LABELS = 10
+COMPARED_NETWORK = "resnet20-cifar10"  # docs/community.md compares machines with it
+RUNS, REPORTED_RUNS = 50, 2000
 
 
 @app.command(epilog="Example: unflip show digits.unflip")
@@ -315,10 +317,16 @@ def _count_right(network: Model, batches: Iterator[tuple[Any, Any]]) -> tuple[in
 
 @app.command(epilog="Example: unflip bench digits.unflip --threads 2")
 def bench(
-    model: Packed,
+    model: Packed = COMPARED_NETWORK,
     threads: Threads = 1,
     batch: Annotated[int, typer.Option(min=1, help="Images per call.")] = 1,
-    runs: Annotated[int, typer.Option(min=1, help="Timed calls; medians are shown.")] = 50,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Timed calls; medians are shown. Default: {RUNS}; with --report {REPORTED_RUNS:,}.",
+        ),
+    ] = None,
     max_memory: MaxMemory = None,
     max_work: MaxWork = None,
     report: Annotated[
@@ -333,6 +341,7 @@ def bench(
 
     if report and as_json:
         raise ValueError("--report and --json are two forms of the output: give one of them")
+    runs = runs or (REPORTED_RUNS if report else RUNS)
     path = locate(model)
     network = _loaded(path, threads, max_memory, max_work)
     x = np.random.default_rng(0).normal(size=(batch, *network.input_shape)).astype(np.float32)

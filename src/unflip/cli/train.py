@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,6 +87,7 @@ def train(
     """
     needs("training", "torch")
     from unflip.recipes import load_recipe
+    from unflip.recipes.fit import is_fitted
     from unflip.train import RunOptions, distributed
     from unflip.train import train as train_recipe
 
@@ -112,6 +114,9 @@ def train(
     )
     if distributed.speaks():
         print_table(_results(loaded.name, results, folder))
+        if is_fitted(recipe, overrides):
+            chosen = folder if seeds == 1 else folder / "seed-0"
+            print(f"Next: unflip pack {shlex.quote(str(chosen))} -o {loaded.name}.unflip")
 
 
 def _fitted(

@@ -15,17 +15,17 @@ from unflip.data.class_names import names_of_keys
 from unflip.data.errors import DataError
 from unflip.data.listing import (
     SUFFIXES,
+    TEST_FOLDERS,
     Labels,
     ListedPart,
     ListedStore,
     Names,
     Numbers,
+    images_and_others,
     in_order,
-    is_image,
 )
 
 KIND = "class folders"
-TEST_FOLDERS = ("test", "val", "validation")
 INSIDE = (
     ".",
     "CLS-LOC",
@@ -119,7 +119,7 @@ def _part(part: Path, keys: tuple[str, ...]) -> FolderPart:
             raise DataError(
                 f"{part / key} is a class without training images. Remove it, or add a folder {key} under train."
             )
-        files, others = _images(part / key)
+        files, others = images_and_others(part / key)
         ignored += others
         if not files:
             raise DataError(
@@ -135,7 +135,7 @@ def _solved_part(part: Path, solution: Path, keys: tuple[str, ...]) -> FolderPar
     with solution.open(newline="", encoding="utf-8") as file:
         answers = {row[0]: row[1].split() for row in csv.reader(file) if len(row) == 2}
     listing: Listing = []
-    images, ignored = _images(part)
+    images, ignored = images_and_others(part)
     for name in images:
         answer = answers.get(name.partition(".")[0])
         if not answer or answer[0] not in label_of:
@@ -174,14 +174,3 @@ def _unreadable(path: str, error: OSError) -> DataError:
             f"{problem} It is a link to {os.readlink(path)}. Restore that, or remove the link."
         )
     return DataError(f"{problem} Check disk, network and permissions, or remove the file.")
-
-
-def _images(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of the images, and the paths of what is ignored: other files, and folders. Hidden ones are neither."""
-    with os.scandir(folder) as found:
-        entries = [entry for entry in found if not entry.name.startswith(".")]
-    images = [entry.name for entry in entries if is_image(entry.name) and not entry.is_dir()]
-    there = set(images)
-    return images, [
-        entry.path + "/" * entry.is_dir() for entry in entries if entry.name not in there
-    ]

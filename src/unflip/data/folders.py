@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +19,15 @@ from unflip.data.image_set import (
     channel_statistics,
     stratified_order,
 )
-from unflip.data.listing import SUFFIXES
+from unflip.data.listing import SUFFIXES, TEST_FOLDERS, images_and_others
 from unflip.pictures import PixelError, read_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SHOWN = 5  # damaged files
+PROGRESS_SECONDS = 5.0
+MEMORY_SHARE = 0.8  # of the machine's memory that images may take
 
 # Label and file of each image, in the order in which the images are kept.
 Listing = list[tuple[int, Path]]
@@ -56,6 +62,7 @@ def load_folder(
         raise DataError(f"test_share={test_share!r} must be between 0 and 1, such as 0.1.")
     classes, listings = _listings(Path(folder).expanduser(), test_share)
     shape = _shape(listings[0][0][1], size)
+    _check_memory(sum(map(len, listings)), shape)
     damaged: list[str] = []
     train_images, train_labels = _read(listings[0], shape, size, damaged)
     test_images, test_labels = _read(listings[1], shape, size, damaged)
@@ -83,7 +90,7 @@ def parts(folder: Path) -> tuple[Path, Path | None]:
     train = folder / "train"
     if not train.is_dir():
         return folder, None
-    tests = [folder / name for name in ("test", "val") if (folder / name).is_dir()]
+    tests = [folder / name for name in TEST_FOLDERS if (folder / name).is_dir()]
     return train, tests[0] if tests else None
 
 
@@ -100,12 +107,7 @@ def _listings(
         raise DataError(
             f"test_share={test_share} is for image sets without test images, but {test} holds some. Leave it out."
         )
-    classes = class_names(train)
-    if len(classes) == 1:
-        raise DataError(
-            f"{train} has only one class, {classes[0]!r}. A classifier needs two or more: make one folder per "
-            "class there."
-        )
+    classes = training_classes(train)
     listing = _listing(train, classes)
     if test is not None:
         return classes, (listing, _listing(test, classes))
@@ -141,13 +143,26 @@ def _without_test_images(folder: Path) -> DataError:
     )
 
 
+def training_classes(train: Path) -> tuple[str, ...]:
+    classes = class_names(train)
+    if len(classes) == 1:
+        image_files(train / classes[0])  # it may be a folder around the real ones
+        raise DataError(
+            f"{train} has only one class, {classes[0]!r}. A classifier needs two or more: make one folder per "
+            "class there."
+        )
+    return classes
+
+
 def class_names(part: Path) -> tuple[str, ...]:
     """Hidden folders, such as .ipynb_checkpoints, belong to tools and are not classes."""
     names = sorted(
         path.name for path in part.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
     if not names:
-        raise DataError(f"{part} holds no folders; it should hold one folder of images per class.")
+        images = len(images_and_others(part)[0])
+        found = f"{images:,} images but no folders" if images else "no folders"
+        raise DataError(f"{part} holds {found}. Put the images of each class into a folder there.")
     return tuple(names)
 
 
@@ -166,17 +181,29 @@ def _listing(part: Path, classes: tuple[str, ...]) -> Listing:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Hidden files are skipped: macOS leaves a ._name.jpg, which is not an image, beside name.jpg."""
-    paths = sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )
-    if not paths:
-        raise DataError(
-            f"{folder} is a class without images: it holds no {_suffixes()} file. Add some, or remove it."
+    """The images of a class."""
+    names, others = images_and_others(folder)
+    if not names:
+        raise _without_images(folder, others)
+    return [folder / name for name in sorted(names)]
+
+
+def _without_images(folder: Path, others: list[str]) -> DataError:
+    """Nested folders and formats that are not read are the usual reasons."""
+    problem = f"{folder} is a class without images: it holds no {_suffixes()} file"
+    folders = sorted(Path(path).name for path in others if path.endswith("/"))
+    if folders:
+        return DataError(
+            f"{problem}, only folders such as {folders[0]!r}. If these are the classes, give {folder} as the folder "
+            f"of the images. If it holds training or test images, call it train or test. Otherwise move the images "
+            f"from its folders into {folder} itself."
         )
-    return paths
+    suffixes = sorted({suffix for path in others if (suffix := Path(path).suffix.lower())})
+    if suffixes:
+        return DataError(
+            f"{problem}, only {', '.join(suffixes)}. Convert the images, such as to .png, or remove the folder."
+        )
+    return DataError(f"{problem}. Add some, or remove the folder.")
 
 
 def _suffixes() -> str:
@@ -191,12 +218,32 @@ def _shape(first: Path, size: int | None) -> tuple[int, int]:
     return height, width
 
 
+def _check_memory(count: int, shape: tuple[int, int]) -> None:
+    """Before hours of reading end with a process that the system kills."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return
+    needed, memory = (
+        3 * count * math.prod(shape),
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+    if needed > MEMORY_SHARE * memory:
+        raise DataError(
+            f"{count:,} images of {shape[1]}×{shape[0]} pixels take {needed / 1e9:.1f} GB of memory; this machine has "
+            f"{memory / 1e9:.1f} GB. Give a smaller size= (in a recipe, data.size), or use the data set 'images', "
+            "which reads them from the disk while it trains."
+        )
+
+
 def _read(
     listing: Listing, shape: tuple[int, int], size: int | None, damaged: list[str]
 ) -> tuple[Pixels, Labels]:
     """Images and labels; what is wrong with files that cannot be read is added to ``damaged``."""
     images = np.empty((len(listing), 3, *shape), dtype=np.uint8)
+    printed = time.monotonic()
     for index, (_, path) in enumerate(listing):
+        if time.monotonic() - printed > PROGRESS_SECONDS:
+            printed = time.monotonic()
+            print(f"read {index:,} of {len(listing):,} images", file=sys.stderr, flush=True)
         try:
             pixels = _read_image(path, size)
         except DamagedFile as error:

@@ -6,6 +6,7 @@ images give the same numbers, and training from any of them sees the same batche
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Numbers = npt.NDArray[np.int64]
 
 CHUNK = 16  # images; as many are lost for each worker process when packing is killed
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+TEST_FOLDERS = ("test", "val", "validation", "valid")  # the first one that exists is used
 
 
 class Names(Sequence[str]):
@@ -127,6 +129,18 @@ class ListedStore:
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         return fingerprint_of(self.train.digest(), self.test.digest(), self.keys)
+
+
+def images_and_others(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of the images, and the paths of what is ignored: other files, and folders. Hidden ones are neither:
+    macOS leaves a ._name.jpg, which is not an image, beside name.jpg."""
+    with os.scandir(folder) as found:
+        entries = [entry for entry in found if not entry.name.startswith(".")]
+    images = [entry.name for entry in entries if is_image(entry.name) and not entry.is_dir()]
+    there = set(images)
+    return images, [
+        entry.path + "/" * entry.is_dir() for entry in entries if entry.name not in there
+    ]
 
 
 def stem(name: str) -> str:

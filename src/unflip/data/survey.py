@@ -8,20 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from unflip.data.errors import DataError
-from unflip.data.folders import class_names, image_files, parts
+from unflip.data.folders import image_files, parts, training_classes
+from unflip.data.listing import images_and_others
 
 LOOKED_AT = 400  # images whose size is read
 
 
 @dataclass(frozen=True)
 class Survey:
-    """``side`` is the median of the shorter sides, in pixels."""
+    """``side`` is the median of the shorter sides, in pixels. ``ignored``: files and folders beside the images."""
 
     classes: int
     images: int  # to train with, and to test on if there is no folder for that
     fewest: int  # images of a class
     side: int
     has_test: bool
+    ignored: tuple[str, ...] = ()
 
 
 def survey(folder: Path) -> Survey:
@@ -30,18 +32,33 @@ def survey(folder: Path) -> Survey:
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"--data {folder} {problem}. Give a folder with one folder per class.")
+    try:
+        return _survey(folder)
+    except DataError as error:
+        raise DataError(f"--data {folder}: {error}") from error
+
+
+def _survey(folder: Path) -> Survey:
     train, test = parts(folder)
-    classes = class_names(train)
+    classes = training_classes(train)
     files = [image_files(train / name) for name in classes]
     paths = [path for of_class in files for path in of_class]
     step = max(1, len(paths) // LOOKED_AT)
     sides = [side for path in paths[::step] if (side := _shorter_side(path)) is not None]
     if not sides:
         raise DataError(
-            f"none of the images in {train} can be read. 'unflip data show' checks them."
+            f"none of the images in {train} can be read, such as {paths[0]}. Repair or replace the files."
         )
     counts = [len(of_class) for of_class in files]
-    return Survey(len(classes), len(paths), min(counts), int(np.median(sides)), test is not None)
+    ignored = sorted(path for name in classes for path in images_and_others(train / name)[1])
+    return Survey(
+        len(classes),
+        len(paths),
+        min(counts),
+        int(np.median(sides)),
+        test is not None,
+        tuple(ignored),
+    )
 
 
 def _shorter_side(path: Path) -> int | None:

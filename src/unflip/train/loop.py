@@ -244,7 +244,8 @@ class _Training:
                 )
             if folder not in found:
                 run = Run.find(folder)
-                if fits_in_table(source, in_half(job.recipe, self.device)):
+                half = in_half(job.recipe, self.device)
+                if fits_in_table(source, half, job.recipe.epochs):
                     self._say(
                         f"computing the logits of the teacher in {run} for every crop and flip"
                     )

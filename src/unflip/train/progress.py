@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+STEP_SECONDS = 30.0  # without a line: then an epoch is so long that its steps are shown
+
 
 class Progress:
     """Epoch, loss, accuracy, flip rate and time left, for one seed or several."""
@@ -22,7 +24,7 @@ class Progress:
         self.task: Any = None
         if quiet:
             return
-        print(f"{name}: {epochs} epochs, {_plural(seeds)}, {mode}", flush=True)
+        print(f"{name}: {epochs} epoch{'s' * (epochs > 1)}, {_plural(seeds)}, {mode}", flush=True)
         if sys.stdout.isatty():
             self._make_bar()
 
@@ -54,6 +56,9 @@ class Progress:
     def step(self, epoch: int, step: int, steps: int) -> None:
         if self.bar:
             self.bar.update(self.task, completed=epoch + step / steps)
+        elif not self.quiet and time.monotonic() - self.printed > STEP_SECONDS:
+            self.printed = time.monotonic()
+            print(f"{self.name}  epoch {epoch + 1}/{self.epochs}  step {step}/{steps}", flush=True)
 
     def epoch(self, epoch: int, lines: list[dict[str, Any]]) -> None:
         if self.quiet:
@@ -70,7 +75,7 @@ class Progress:
             self.printed = now
             done = epoch + 1 - self.first_epoch
             left = (now - self.began) / done * (self.epochs - epoch - 1)
-            print(f"{text}  {lines[0]['seconds']:.2f} s/epoch  {left:.0f} s left", flush=True)
+            print(f"{text}  {lines[0]['seconds']:.2f} s/epoch  {_duration(left)} left", flush=True)
 
     def _figures(self, lines: list[dict[str, Any]]) -> str:
         def mean(key: str) -> float:
@@ -91,3 +96,11 @@ class Progress:
 
 def _plural(seeds: list[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+
+
+def _duration(seconds: float) -> str:
+    """In the unit that a person would use."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.{1 if seconds < 10 * unit else 0}f} {name}"
+    return f"{seconds:.0f} s"

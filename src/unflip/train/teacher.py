@@ -11,8 +11,9 @@ A teacher comes in two forms with the same logits:
 - A table. A picture is an image with its crop and flip. Where there are finitely many (162 per image for crops from a
   border of 4 pixels), all logits are computed before the first step (CIFAR-10: 0.16 GB in float16). A teacher of any
   size then costs no more than reading the table.
-- The network itself, inside the step, where pictures cannot be counted (random resized crops) or their table would be
-  too large. It runs in evaluation mode, without gradients, on the images of the step.
+- The network itself, inside the step, where pictures cannot be counted (random resized crops), their table would be
+  too large, or most of it would never be read: photos of 128 pixels have 2,178 pictures per image. It runs in
+  evaluation mode, without gradients, on the images of the step.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from unflip.runs.run import Run
 from unflip.train.learner import images_per_batch, in_half
 
 MAX_TABLE_BYTES = 8 * 2**30
+MAX_PICTURES = (
+    4  # per image and epoch; a step that reads the table is faster, which pays for unread ones
+)
 TABLE_PIXELS = 2000 * 32 * 32  # in a batch, while the table is computed
 
 
@@ -93,11 +97,15 @@ def _dtype(half: bool) -> torch.dtype:
     return torch.float16 if half else torch.float32
 
 
-def fits_in_table(source: Source, half: bool) -> bool:
-    """Whether a table of the logits for all pictures of ``source`` exists and is small enough."""
+def fits_in_table(source: Source, half: bool, epochs: int) -> bool:
+    """Whether a table of the logits for all pictures of ``source`` exists, is small enough, and pays within
+    ``epochs``."""
     if not isinstance(source, FinitePictures):
         return False
-    logits = math.prod(source.pictures()) * len(source.spec.classes)
+    pictures = source.pictures()
+    if math.prod(pictures[1:]) > MAX_PICTURES * epochs:
+        return False
+    logits = math.prod(pictures) * len(source.spec.classes)
     return logits * _dtype(half).itemsize <= MAX_TABLE_BYTES
 
 
@@ -118,6 +126,6 @@ def load_teacher(
             "have been trained on images that are held out here: train it on the same data."
         )
     half = in_half(recipe, device)
-    if fits_in_table(source, half):
+    if fits_in_table(source, half, recipe.epochs):
         return TableTeacher(model_of(run), source, device, half)
     return NetworkTeacher(model_of(run), device, half)
