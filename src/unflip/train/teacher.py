@@ -35,7 +35,7 @@ from unflip.train.learner import images_per_batch, in_half
 
 MAX_TABLE_BYTES = 8 * 2**30
 MAX_PICTURES = (
-    4  # per image and epoch; a step that reads the table is faster, which pays for unread ones
+    4  # per image and epoch: a step that reads the table is faster, so some may stay unread
 )
 TABLE_PIXELS = 2000 * 32 * 32  # in a batch, while the table is computed
 
