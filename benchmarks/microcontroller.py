@@ -1,6 +1,6 @@
 """Instructions, flash and RAM of a packed network in plain C on emulated Cortex-M boards, next to an int8 ResNet-8.
 
-    python benchmarks/microcontroller.py results/cifar10/network/resnet20-strongest.unflip [--int16 IMAGES] [--optimize=-Os]
+    python benchmarks/microcontroller.py MODEL.unflip [--int16 IMAGES] [--optimize=-Os]
 
 With --int16, a folder of images, the networks are also exported with shortcuts of 16 bits. Their scores must then be
 those of the same source on this machine.
@@ -205,7 +205,7 @@ def main() -> None:
             if given.int16 is not None:
                 for path in given.networks:
                     counts[f"{path.stem}, int16"] = measure_int16(path, given.int16, *where)
-            if cpu != "cortex-m4":
+            if cpu != "cortex-m4" or given.optimize != "-O2":
                 continue
             for name, count in counts.items():
                 print(
