@@ -51,11 +51,12 @@ docs: $(VENV)/installed
 # All studies on one page, build/report.html, made from the archives in results/.
 CIFAR10 := readings ablation theta-rate sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods
 IMAGENETTE := imagenette-resnet18
+DIGITS := digits-mcu
 report: $(VENV)/installed
 	rm -rf build/results
 	mkdir -p build/results
 	for archive in results/*/*/raw.tar.xz; do $(BIN)/python -m tarfile --filter data --extract $$archive build/results || exit 1; done
-	$(BIN)/unflip report $(CIFAR10:%=build/results/cifar10/%) $(IMAGENETTE:%=build/results/imagenette/%) --out build/report.html
+	$(BIN)/unflip report $(CIFAR10:%=build/results/cifar10/%) $(IMAGENETTE:%=build/results/imagenette/%) $(DIGITS:%=build/results/digits/%) --out build/report.html
 
 # Editable, so that the sources run. constraints.txt pins torch to a CPU build that is known to work.
 # The build requirements come first: without isolation they are pinned too, and a second build is quick.

@@ -1,6 +1,9 @@
 """Instructions, flash and RAM of a packed network in plain C on emulated Cortex-M boards, next to an int8 ResNet-8.
 
-    python benchmarks/microcontroller.py results/cifar10/network/resnet20-strongest.unflip
+    python benchmarks/microcontroller.py MODEL.unflip [--int16 IMAGES] [--optimize=-Os]
+
+With --int16, a folder of images, the networks are also exported with shortcuts of 16 bits. Their scores must then be
+those of the same source on this machine.
 
 Needs arm-none-eabi-gcc and qemu-system-arm. The int8 network has the shape of MLPerf Tiny's ResNet-8 (12.5 million
 products) and random weights: only its instructions count. Its kernels are ours (benchmarks/int8_resnet8/int8.c), with
@@ -19,7 +22,9 @@ from typing import Any
 import numpy as np
 
 import unflip
+from unflip.export.plain_c.check import Compiled
 from unflip.export.plain_c.export import export_c
+from unflip.export.plain_c.measure import export_int16
 from unflip.export.plain_c.plan import make_plan
 from unflip.packing.file import read
 from unflip.runtime.images import normalized
@@ -123,18 +128,20 @@ def image(shape: tuple[int, int, int]) -> Any:
 
 def row(name: str, cpu: str, result: Any, products: int) -> None:
     print(
-        f"{name:24} {cpu:11} {result.instructions:>12,} {result.instructions / products:>8.2f} "
+        f"{name:25} {cpu:11} {result.instructions:>12,} {result.instructions / products:>8.2f} "
         f"{result.flash:>9,} {result.ram + result.stack:>9,}"
     )
 
 
-def measure_int8(folder: Path, cpu: str) -> int:
+def measure_int8(folder: Path, cpu: str, optimize: str) -> int:
     network, pixels = Int8(), image((3, 32, 32))
     source = HERE / "int8_resnet8"
     for name in ("int8.c", "int8.h"):
         (folder / name).write_text((source / name).read_text())
     (folder / "weights.h").write_text(network.header())
-    result = BOARDS["run_network"](folder / "int8.c", "int8", pixels.ravel(), cpu)
+    result = BOARDS["run_network"](
+        folder / "int8.c", "int8", pixels.ravel(), cpu, optimize=optimize
+    )
     if result.scores != network.scores(pixels).view(np.uint32).tolist():
         raise SystemExit("the int8 network computes other scores than numpy")
     products = sum(k * k * c * f * (s // t) ** 2 for c, f, s, k, t in LAYERS)
@@ -142,17 +149,30 @@ def measure_int8(folder: Path, cpu: str) -> int:
     return int(result.instructions)
 
 
-def measure(path: Path, folder: Path, cpu: str) -> int:
+def measure(path: Path, folder: Path, cpu: str, optimize: str) -> int:
     export_c(path, folder, "net", replace=True)
     model = unflip.load(path)
     pixels = image(model.input_shape)
     x = normalized(pixels.transpose(2, 0, 1).astype(np.float32), model)
-    result = BOARDS["run_network"](folder / "net.c", "net", pixels.ravel(), cpu)
-    if result.scores != np.ravel(model(x)).view(np.uint32).tolist():
-        raise SystemExit(f"{path}: other scores than in the runtime")
+    return _measured(path.stem, path, folder, cpu, optimize, np.ravel(model(x)))
+
+
+def measure_int16(path: Path, images: Path, folder: Path, cpu: str, optimize: str) -> int:
+    files, _ = export_int16(path, folder, "net", images, replace=True)
+    pixels = image(unflip.load(path).input_shape)
+    with Compiled(folder / "net.c", "net", files.arena) as compiled:
+        expected = compiled.run(pixels, unflip.load(path).output_shape[0])
+    return _measured(f"{path.stem}, int16", path, folder, cpu, optimize, expected)
+
+
+def _measured(name: str, path: Path, folder: Path, cpu: str, optimize: str, expected: Any) -> int:
+    pixels = image(unflip.load(path).input_shape)
+    result = BOARDS["run_network"](folder / "net.c", "net", pixels.ravel(), cpu, optimize=optimize)
+    if result.scores != expected.view(np.uint32).tolist():
+        raise SystemExit(f"{name}: other scores than on this machine")
     tasks = make_plan(read(path)).tasks
     products = sum(int(np.prod(t.out)) * t.conv.depth for t in tasks if t.conv is not None)
-    row(path.stem, cpu, result, products)
+    row(name, cpu, result, products)
     return int(result.instructions)
 
 
@@ -164,6 +184,8 @@ def _said(*command: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="+", type=Path)
+    parser.add_argument("--int16", type=Path, metavar="IMAGES", help="measures the ranges on them")
+    parser.add_argument("--optimize", default="-O2", help="the compiler's option, such as -Os")
     given = parser.parse_args()
     if tools := BOARDS["missing"]():
         raise SystemExit(f"not found: {tools}; Debian has gcc-arm-none-eabi and qemu-system-arm")
@@ -171,13 +193,19 @@ def main() -> None:
     print(f"commit {_said('git', 'rev-parse', '--short', 'HEAD')}{changed}")
     for tool in (BOARDS["COMPILER"], BOARDS["EMULATOR"]):
         print(_said(tool, "--version").splitlines()[0])
-    print("gcc -O2; scores equal those of the runtime, or of numpy; RAM is static memory and stack")
-    print(f"{'network':24} {'CPU':11} {'instructions':>12} {'/product':>8} {'flash':>9} {'RAM':>9}")
+    print(
+        f"gcc {given.optimize}; scores equal those of this machine; RAM is static memory and stack"
+    )
+    print(f"{'network':25} {'CPU':11} {'instructions':>12} {'/product':>8} {'flash':>9} {'RAM':>9}")
     with tempfile.TemporaryDirectory() as made:
         for cpu in BOARDS["CPUS"]:
-            reference = measure_int8(Path(made), cpu)
-            counts = {path.stem: measure(path, Path(made), cpu) for path in given.networks}
-            if cpu != "cortex-m4":
+            where = Path(made), cpu, given.optimize
+            reference = measure_int8(*where)
+            counts = {path.stem: measure(path, *where) for path in given.networks}
+            if given.int16 is not None:
+                for path in given.networks:
+                    counts[f"{path.stem}, int16"] = measure_int16(path, given.int16, *where)
+            if cpu != "cortex-m4" or given.optimize != "-O2":
                 continue
             for name, count in counts.items():
                 print(

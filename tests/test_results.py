@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 ARCHIVES = sorted(RESULTS.rglob("raw.tar.xz"))
 PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MAX_FILES = 48
+MAX_FILES = 56
 MAX_BYTES = 6_000_000
 MEAN_STD = re.compile(r"\b\d\d\.\d\d ± \d\.\d\d\b")
 
@@ -141,7 +141,7 @@ def check_row(row: dict[str, str], raw: dict[str, bytes]) -> None:
     assert float(row["accuracy"]) == result["accuracy"] == metrics[-1]["accuracy"]
     assert row["top5"] == str(result.get("top5") or "")
     assert float(row["seconds"]) == result["seconds"]
-    assert row["dirty"] == ("true" if result["dirty"] else "")
+    assert row["dirty"] == {True: "true", False: "false", None: ""}[result["dirty"]]
     for key in ("device", "torch", "unflip", "commit", "precision", "finished"):
         assert row[key] == (result[key] or "")
 
@@ -224,7 +224,7 @@ def test_the_report_is_made_from_the_archives_alone(tmp_path: Path) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(tmp_path, filter="data")
     makefile = (ROOT / "Makefile").read_text()
-    lists = re.findall(r"^(CIFAR10|IMAGENETTE) :=(.*)$", makefile, re.M)
+    lists = re.findall(r"^(CIFAR10|IMAGENETTE|DIGITS) :=(.*)$", makefile, re.M)
     sources = [
         tmp_path / images.lower() / name for images, names in lists for name in names.split()
     ]
@@ -289,8 +289,8 @@ def test_the_methods_times_are_those_of_their_file() -> None:
 
 def test_the_networks_sizes_are_those_of_the_files() -> None:
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
-    networks = sorted((RESULTS / "cifar10/network").iterdir())
-    assert len(networks) == 2
+    networks = sorted(RESULTS.glob("*/network/*.unflip"))
+    assert len(networks) == 3
     for path in networks:
         assert f"({path.relative_to(RESULTS)}) | {path.stat().st_size:,} |" in text
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import unflip
+from unflip.export.plain_c.check import scores_of
 from unflip.export.plain_c.cost import estimate
 from unflip.export.plain_c.export import export_c
 from unflip.export.plain_c.plan import make_plan
 from unflip.export.plain_c.source import make_source
+from unflip.networks import locate
 from unflip.packing import read
 from unflip.packing.file import write
 from unflip.runtime.images import normalized
@@ -35,15 +37,20 @@ def run(path: Path, folder: Path, cpu: str, **options: Any) -> tuple[Any, Any]:
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
     x = normalized(pixels.transpose(2, 0, 1).astype(np.float32), model)
     result = BOARDS["run_network"](folder / f"{name}.c", name, pixels.ravel(), cpu, **options)
-    return result, np.ravel(model(x)).view(np.uint32).tolist()
+    return result, scores_of(model, x).view(np.uint32).tolist()
 
 
 @pytest.mark.parametrize("cpu", BOARDS["CPUS"])
-@pytest.mark.parametrize("network", ["floats", "residual", "integers", "vectors"])
-def test_the_same_bits(cpu: str, network: str, tmp_path: Path) -> None:
-    write(tmp_path / f"{network}.unflip", NETWORKS[network]())
-    result, expected = run(tmp_path / f"{network}.unflip", tmp_path, cpu)
-    assert result.scores == expected
+def test_the_same_bits(cpu: str, tmp_path: Path) -> None:
+    """Every op, step and field of the format that plain C supports, and the installed network for digits."""
+    networks = NETWORKS["networks"]()
+    assert len(networks) > 20
+    paths = [tmp_path / f"{name}.unflip" for name in networks]
+    for path, packed in zip(paths, networks.values(), strict=True):
+        write(path, packed)
+    for path in (*paths, locate("digits-mcu")):
+        result, expected = run(path, tmp_path, cpu)
+        assert result.scores == expected, path.stem
 
 
 @pytest.mark.parametrize("cpu", BOARDS["CPUS"])

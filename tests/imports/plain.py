@@ -1,11 +1,13 @@
 """Plain torch implementations of networks that others trained, without our layers: the tests compare with them.
 
-``ties`` collects how far each sign decision is from its threshold: rounding decides those that are nearly 0.
+A value within rounding error of a threshold may fall on either side of it, and one such sign changes many values after
+it. So a network can follow the signs of the runtime, and compare each of them with its own value before that sign.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# A value this close to its threshold, relative to the other values of its channel, is a tie. Float32 and float64 give
-# different signs up to 3e-6.
-NEAR = 4e-6
 State = dict[str, Tensor]
 
 
-def margin(x: Tensor, ties: list[Tensor] | None) -> None:
-    """Per image, how many values of ``x`` are nearly 0."""
-    if ties is not None:
-        scale = x.abs().mean((0, 2, 3), keepdim=True)
-        ties.append((x.abs() < NEAR * scale).sum((1, 2, 3)))
+class Followed:
+    """The signs of the runtime, from the values before them; and what the network itself has there."""
+
+    def __init__(self, values: Mapping[str, Tensor], thresholds: Mapping[str, float]) -> None:
+        self.values, self.thresholds = values, thresholds
+        self.seen = 0  # signs
+        self.different: list[Tensor] = []  # per layer, signs of each image that differ
+        self.zeros = 0  # values exactly on their threshold
+        self.error = (
+            0.0  # largest difference of a value, relative to the root mean square of its layer
+        )
+        self.nearest = 0.0  # the same for the distance from its threshold of a sign that differs
+
+    def signs(self, name: str, x: Tensor, threshold: Tensor | float) -> Tensor:
+        other = self.values[name].to(x.dtype)
+        edge = (other.shape[2] - x.shape[2]) // 2  # our padding, which is before the sign
+        other = other[:, :, edge : other.shape[2] - edge, edge : other.shape[3] - edge]
+        theirs = other >= self.thresholds[name]
+        differs = theirs != (x >= threshold)
+        scale = x.square().mean().sqrt()
+        self.seen += x.numel()
+        self.zeros += int((x == threshold).sum())
+        self.different.append(differs.sum((1, 2, 3)))
+        self.error = max(self.error, float(((x - other) / x.abs().clamp(min=scale)).abs().max()))
+        if differs.any():
+            self.nearest = max(self.nearest, float((x - threshold).abs()[differs].max() / scale))
+        return torch.where(theirs, 1.0, -1.0).to(x.dtype)
+
+
+def signs_of(x: Tensor) -> Tensor:
+    return torch.where(x >= 0, 1.0, -1.0).to(x.dtype)
 
 
 # --- BMXNet -----------------------------------------------------------------------------------------------
@@ -76,7 +101,9 @@ class Bmxnet:
         )
         return (x - mean) / torch.sqrt(variance + 2e-5) * gamma + beta
 
-    def conv(self, x: Tensor, name: str, channels: int, kernel: int, stride: int) -> Tensor:
+    def conv(
+        self, x: Tensor, name: str, channels: int, kernel: int, stride: int, to: Followed | None
+    ) -> Tensor:
         words = self.arrays[f"{name}_weight"]
         padding = kernel // 2
         if words.dtype == np.float32:
@@ -85,11 +112,11 @@ class Bmxnet:
         weight = (
             torch.from_numpy(bits.astype(np.float32)).view(channels, -1, kernel, kernel) * 2 - 1
         )
-        signs = torch.where(x >= 0, 1.0, -1.0)
-        dot = F.conv2d(F.pad(signs, [padding] * 4, value=1.0), weight, stride=stride)
+        signs = signs_of(x) if to is None else to.signs(f"{name}.conv", x, 0.0)
+        dot = F.conv2d(F.pad(signs.float(), [padding] * 4, value=1.0), weight, stride=stride)
         return ((weight[0].numel() + dot) / 2).to(self.dtype)
 
-    def __call__(self, x: Tensor, ties: list[Tensor] | None = None) -> Tensor:
+    def __call__(self, x: Tensor, to: Followed | None = None) -> Tensor:
         x = self.norm(x.to(self.dtype), "bn_data")
         stem, stride = self.get("conv0_weight"), 2 if self.large else 1
         x = F.conv2d(x, stem, stride=stride, padding=stem.shape[-1] // 2)
@@ -100,13 +127,11 @@ class Bmxnet:
             for unit in (1, 2):
                 name, first = f"stage{stage}_unit{unit}", unit == 1
                 stride = 2 if first and stage > 1 else 1
-                binary = self.arrays[f"{name}_conv1_weight"].dtype == np.float64
                 inner = self.norm(x, f"{name}_bn1")
-                margin(inner, ties if binary else None)
-                shortcut = self.conv(inner, f"{name}_sc", channels, 1, stride) if first else x
-                y = self.norm(self.conv(inner, f"{name}_conv1", channels, 3, stride), f"{name}_bn2")
-                margin(y, ties if binary else None)
-                x = self.conv(y, f"{name}_conv2", channels, 3, 1) + shortcut
+                shortcut = self.conv(inner, f"{name}_sc", channels, 1, stride, to) if first else x
+                y = self.conv(inner, f"{name}_conv1", channels, 3, stride, to)
+                y = self.norm(y, f"{name}_bn2")
+                x = self.conv(y, f"{name}_conv2", channels, 3, 1, to) + shortcut
         x = self.norm(x, "bn1").relu().mean((2, 3))
         return F.linear(x, self.get("fc1_weight"), self.get("fc1_bias"))
 
@@ -136,16 +161,16 @@ class AdabinResnet20:
         )
         return torch.where(x > 0, up * x, down * x)
 
-    def conv(self, x: Tensor, name: str, stride: int, ties: list[Tensor] | None) -> Tensor:
+    def conv(self, x: Tensor, name: str, stride: int, to: Followed | None) -> Tensor:
         alpha, beta = self.state[f"{name}.binary_a.alpha_a"], self.state[f"{name}.binary_a.beta_a"]
-        margin(x - beta, ties)
-        x = alpha * (torch.sign(x - beta) + beta)
+        signs = torch.sign(x - beta) if to is None else to.signs(name, x, beta)
+        x = alpha * (signs + beta)
         weight = self.state[f"{name}.weight"]
         center = weight.mean((1, 2, 3), keepdim=True)
         spread = ((weight - center) ** 2).mean((1, 2, 3), keepdim=True).sqrt()
         return F.conv2d(x, torch.sign(weight - center) * spread + center, stride=stride, padding=1)
 
-    def __call__(self, x: Tensor, ties: list[Tensor] | None = None) -> Tensor:
+    def __call__(self, x: Tensor, to: Followed | None = None) -> Tensor:
         x = F.conv2d(x.to(self.dtype), self.state["conv1.weight"], padding=1)
         x = self.maxout(self.norm(x, "bn1"), "nonlinear1")
         for stage in (1, 2, 3):
@@ -153,7 +178,7 @@ class AdabinResnet20:
                 for n in (1, 2):
                     name = f"layer{stage}.{block}"
                     shrinks = stage > 1 and block == 0 and n == 1
-                    y = self.conv(x, f"{name}.conv{n}", 2 if shrinks else 1, ties)
+                    y = self.conv(x, f"{name}.conv{n}", 2 if shrinks else 1, to)
                     if shrinks:
                         side = x.shape[1] // 2
                         x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, side, side))

@@ -253,8 +253,8 @@ def test_names_and_shapes_that_do_not_fit_are_listed():
     for text in (
         "unknown: extra.weight",
         "missing: bn2.weight",
-        "linear.bias (torch.float32, (11,) instead of (10,))",
-        "bn1.bias (NaN or infinity)",
+        "linear.bias (torch.float32, (11,) instead of torch.float32, (10,))",
+        "bn1.bias (NaN, infinity, or numbers too large for torch.float32)",
         "bn1.weight (torch.int64",
     ):
         assert text in str(caught.value)
@@ -315,3 +315,50 @@ def test_a_cut_off_checkpoint_is_refused(tmp_path):
 def test_an_unknown_layout_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"unknown layout 'adabin'\..*Known: adabin-resnet18"):
         load(tmp_path / "x.pth", "adabin")
+
+
+ODD_TENSORS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "only a shape": (lambda t: t.to("meta"), "on meta"),
+    "nested": (lambda t: torch.nested.nested_tensor([t.flatten()]), "a nested tensor"),
+    "sparse": (lambda t: t.to_sparse(), "sparse_coo on cpu"),
+    "8 bits": (lambda t: t.to(torch.float8_e4m3fn), "float8_e4m3fn"),
+    "complex": (lambda t: t + 1j, "complex64"),
+    "integers": (lambda t: t.int(), "int32"),
+    "NaN": (lambda t: t * torch.nan, "NaN, infinity, or numbers too large"),
+    "too large": (lambda t: torch.full_like(t, 1e300, dtype=torch.float64), "too large for torch"),
+    "expanded": (lambda t: torch.zeros(1).expand(2**40), r"\(1099511627776,\) instead of"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("case", ODD_TENSORS)
+def test_tensors_of_other_kinds_are_refused(case, tmp_path):
+    change, message = ODD_TENSORS[case]
+    path, state = tmp_path / "model.pth", resnet20("irnet")
+    state["conv1.weight"] = change(state["conv1.weight"])
+    torch.save(state, path)
+    with pytest.raises(CannotImport, match=rf"wrong: conv1\.weight \(.*{message}"):
+        load(path, "irnet-resnet20")
+
+
+def test_a_compressed_archive_is_refused(tmp_path):
+    """Torch would allocate what a part announces: here 64 times as much as the file has."""
+    path, bomb = tmp_path / "model.pth", tmp_path / "bomb.pth"
+    torch.save({"a": torch.zeros(100_000)}, path)
+    with (
+        zipfile.ZipFile(path) as source,
+        zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for part in source.infolist():
+            target.writestr(part.filename, source.read(part))
+    assert 64 * bomb.stat().st_size < path.stat().st_size
+    with pytest.raises(CannotImport, match="its parts are larger than the file"):
+        read_state(bomb)
+
+
+def test_long_names_are_shortened(tmp_path):
+    path = tmp_path / "model.pth"
+    torch.save({"x" * 10**6: torch.ones(1)}, path)
+    with pytest.raises(CannotImport, match=r"unknown: x{100}…") as caught:
+        load(path, "irnet-resnet20")
+    assert len(str(caught.value)) < 10_000

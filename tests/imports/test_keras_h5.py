@@ -109,6 +109,10 @@ def not_a_number(file: Any, secret: Path) -> None:
     file[KERNEL][0, 0, 0, 0] = np.nan
 
 
+def beyond_float32(file: Any, secret: Path) -> None:
+    replace(file, data=np.full(SHAPE, 1e300))
+
+
 def config_of_many_texts(file: Any, secret: Path) -> None:
     file.attrs["model_config"] = [b"{}", b"{}"]
 
@@ -138,6 +142,7 @@ CASES: dict[Callable[[Any, Path], None], str] = {
     complex_numbers: "has type 'complex64'",
     another_shape: r"kernel of layer 'conv' has shape \(3, 3, 4, 4\); the layer needs \(3, 3, 3, 4\)",
     not_a_number: "kernel of layer 'conv' contains NaN",
+    beyond_float32: "kernel of layer 'conv' contains .* numbers too large for float32",
     config_of_many_texts: "model_config should be one text",
     config_of_a_number: "model_config should be a text",
     keras_3: "the layout of Keras 3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,10 @@ def channels_last(model: Any) -> None:
     model.graph.node[2].domain = "qonnx.custom_op.channels_last"
 
 
-def numbers(place: int, value: float) -> Callable[[Any], None]:
+def numbers(place: int, value: float, dtype: Any = np.float32) -> Callable[[Any], None]:
     def change(model: Any) -> None:
         old = model.graph.initializer[place]
-        array = np.full(tuple(old.dims), value, np.float32)
+        array = np.full(tuple(old.dims), value, dtype)
         old.CopyFrom(numpy_helper.from_array(array, old.name))
 
     return change
@@ -155,7 +156,8 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "auto": (attribute("auto_pad", "SAME_UPPER"), r"auto_pad=.SAME_UPPER. is not supported"),
     "text": (attribute("group", "many"), r"group=.many. should be a whole number"),
     "scale": (numbers(0, -1), r"BipolarQuant_0.: its scale is -1; it should be positive"),
-    "nan": (numbers(0, np.nan), r"the constant .c0. contains NaN or infinity"),
+    "nan": (numbers(0, np.nan), r"the constant .c0. contains NaN, infinity, or numbers"),
+    "too large": (numbers(0, 1e300, np.float64), r"the constant .c0. .* too large for float32"),
     "variance": (numbers(6, -1), r"a variance plus epsilon is not positive"),
     "floats": (no_binary, r"there is nothing binary in it"),
     "outputs": (second_output, r"it has 2 outputs \(.v3., .v0.\)"),
@@ -172,6 +174,14 @@ def test_refusals(name: str, tmp_path: Path) -> None:
     with pytest.raises(CannotImport, match=message) as error:
         qonnx.load(path)
     assert str(path) in str(error.value)
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """Reading it would wait forever."""
+    os.mkfifo(tmp_path / "pipe.onnx")
+    for path in (tmp_path / "pipe.onnx", tmp_path):
+        with pytest.raises(CannotImport, match="is not a file"):
+            qonnx.load(path)
 
 
 def test_a_missing_file_and_text_are_refused(tmp_path: Path) -> None:

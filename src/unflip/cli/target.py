@@ -37,7 +37,7 @@ def needs_of(model: Path, target: str) -> tuple[Table, list[str]]:
     rows.append(("total", "", "", f"{source.flash:,}", f"{source.arena:,}", f"{total:,}"))
     numbers = ("flash", "RAM", "cycles")
     notes = [
-        f"in plain C on a {target}: {source.flash:,} bytes of constants and about 15 kB of code in flash, an arena of "
+        f"in plain C on a {target}: {source.flash:,} bytes of constants and about 10 kB of code in flash, an arena of "
         f"{source.arena:,} bytes and about 1 kB of stack in RAM",
         f"cycles are estimates: instructions per unit of work as measured on an emulated board, "
         f"times {CYCLES_PER_INSTRUCTION} (docs/microcontrollers.md)",

@@ -28,6 +28,8 @@ NOT_IN_EVERY_FILE = (
 )
 PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and torch.compile
 INSIDE = ("state_dict", "model", "model_state_dict")  # where training scripts put the state dict
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MOST_BYTES = 2**31
 
 
 class Fitted(NamedTuple):
@@ -49,6 +51,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """The state dict in a checkpoint, without prefixes that wrappers add."""
     if not path.is_file():
         raise CannotImport(f"{path}: the file does not exist; give the path of a checkpoint")
+    _check_size(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (
@@ -60,6 +63,22 @@ def read_state(path: Path) -> dict[str, Tensor]:
             f"{path}: torch cannot read it as a file of tensors: {first:.200} (code in a checkpoint is never run)"
         ) from None
     return _state(content, path)
+
+
+def _check_size(path: Path) -> None:
+    """A compressed archive is refused: torch would read it, and its parts may be much larger than the file."""
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise CannotImport(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError):
+        return  # torch's older format, or a damaged file, which torch refuses
+    if sum(part.file_size for part in parts) > size:
+        raise CannotImport(
+            f"{path}: its parts are larger than the file, so they are compressed or damaged; save it with torch.save"
+        )
 
 
 def _state(content: Any, path: Path) -> dict[str, Tensor]:
@@ -128,12 +147,13 @@ def fit(state: Mapping[str, Tensor], layout: Layout, problem: str) -> Fitted:
             continue
         tensor, target = state[theirs], own[ours]
         if not _fits(tensor, target):
-            shapes = f"{tuple(tensor.shape)} instead of {tuple(target.shape)}"
-            wrong.append(f"{theirs} ({tensor.dtype}, {shapes})")
-        elif not torch.isfinite(tensor).all():
-            wrong.append(f"{theirs} (NaN or infinity)")
+            wrong.append(f"{theirs} ({_form(tensor)} instead of {_form(target)})")
+            continue
+        value = tensor.to(target.dtype).reshape(target.shape)
+        if torch.isfinite(value).all():
+            values[ours] = value
         else:
-            values[ours] = tensor.to(target.dtype).reshape(target.shape)
+            wrong.append(f"{theirs} (NaN, infinity, or numbers too large for {target.dtype})")
     if wrong:
         problems.append(f"wrong: {listed(wrong)}")
     if problems:
@@ -154,10 +174,25 @@ def _renamed(key: str, endings: Rows) -> str:
 
 def _fits(tensor: Tensor, target: Tensor) -> bool:
     """The same sizes, apart from sizes of 1; binary weights may also be stored as one column."""
-    if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
-        return False
-    if tensor.is_floating_point() != target.is_floating_point():
+    if not _plain(tensor) or tensor.is_floating_point() != target.is_floating_point():
         return False
     sizes, wanted = ([n for n in t.shape if n > 1] for t in (tensor, target))
     column = target.dim() == 4 and tensor.dim() == 2 and tensor.shape[1] == 1
     return sizes == wanted or (column and tensor.numel() == target.numel())
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Integers or usual floats, with values: not sparse, nested, quantized, complex, or only a shape."""
+    if tensor.is_nested or tensor.is_quantized or tensor.is_complex():
+        return False
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.dtype in FLOATS if tensor.is_floating_point() else True
+
+
+def _form(tensor: Tensor) -> str:
+    """The type and shape of a tensor, for a message; a nested tensor has no shape."""
+    if tensor.is_nested:
+        return f"a nested tensor of {tensor.dtype}"
+    kind = "" if _plain(tensor) else f"{tensor.layout} on {tensor.device}, "
+    return f"{kind}{tensor.dtype}, {tuple(tensor.shape)}"

@@ -6,9 +6,15 @@ class CannotImport(ValueError):
 
 
 MOST_NAMES = 40  # in one message
+LONGEST = 100  # letters of one of them
 
 
 def listed(names: list[str]) -> str:
     """Names for a message: the first few, and how many more there are."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    return (
+        ", ".join(
+            name if len(name) <= LONGEST else f"{name[:LONGEST]}…" for name in names[:MOST_NAMES]
+        )
+        + more
+    )

@@ -70,10 +70,12 @@ class KerasFile:
         array = self.arrays[found[0]]
         if array.shape != shape:
             raise CannotImport(f"{title} has shape {array.shape}; the layer needs {shape}")
-        if not np.isfinite(array).all():
-            raise CannotImport(f"{title} contains NaN or infinity")
+        with np.errstate(over="ignore"):
+            floats: Array = array.astype(np.float32)
+        if not np.isfinite(floats).all():
+            raise CannotImport(f"{title} contains NaN, infinity, or numbers too large for float32")
         self.used.add(found[0])
-        return array.astype(np.float32)
+        return floats
 
     def unused(self) -> list[str]:
         return sorted(self.arrays.keys() - self.used)

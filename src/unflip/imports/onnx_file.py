@@ -16,6 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MOST_BYTES = 2**31
 MOST_NODES = 100_000
 MOST_ELEMENTS = 2**28  # of a constant
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 # ONNX's numbers of types -> the dtype in raw_data, and the field that has the numbers instead
 TYPES = {
@@ -99,6 +100,8 @@ class OnnxGraph:
 def read_onnx(path: Path) -> OnnxGraph:
     """Read a file. Errors name it."""
     try:
+        if path.exists() and not path.is_file():
+            raise CannotImport(f"{path} is not a file; give the path of an .onnx file")
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise CannotImport(f"{path}: {size:,} bytes; at most {MOST_BYTES:,} are read")
@@ -207,8 +210,8 @@ def array_of(tensor: Any) -> Array:
         flat = _numbers(numbers, dtype, title) if found == count else np.zeros(0)
     if found != count:
         raise CannotImport(f"{title} of shape {shape!r:.100} has {found:g} numbers, not {count:,}")
-    if dtype[1] == "f" and not np.isfinite(flat).all():
-        raise CannotImport(f"{title} contains NaN or infinity")
+    if dtype[1] == "f" and not (np.abs(flat) <= LARGEST_FLOAT).all():  # also false for NaN
+        raise CannotImport(f"{title} contains NaN, infinity, or numbers too large for float32")
     return flat.reshape(shape)
 
 

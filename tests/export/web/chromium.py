@@ -149,6 +149,18 @@ class Browser:
         node = self.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.send("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
 
+    def drag(self, kind: str, *files: Path, text: str | None = None) -> None:
+        """One event of a drag from outside the page: dragEnter, dragOver, dragCancel or drop."""
+        items = [] if text is None else [{"mimeType": "text/plain", "data": text}]
+        data = {"items": items, "files": [str(file) for file in files], "dragOperationsMask": 1}
+        self.send("Input.dispatchDragEvent", type=kind, x=50, y=50, data=data)
+
+    def paste(self) -> None:
+        """The key of the browser's own command, with what the clipboard contains."""
+        key = {"key": "v", "code": "KeyV", "windowsVirtualKeyCode": 86, "modifiers": 2}
+        self.send("Input.dispatchKeyEvent", type="keyDown", commands=["paste"], **key)
+        self.send("Input.dispatchKeyEvent", type="keyUp", **key)
+
     def resize(self, width: int, height: int, phone: bool = False) -> None:
         self.send(
             "Emulation.setDeviceMetricsOverride",

@@ -155,6 +155,8 @@ def test_the_page_in_a_browser(chromium: Any, unflip: Any, tmp_path: Path) -> No
         _check_facts(browser)
         _check_samples(browser)
         _check_file(browser, tmp_path)
+        _check_drop(browser, tmp_path)
+        _check_paste(browser)
         _check_slider(browser)
         _check_layers(browser)
         _check_camera(browser)
@@ -190,20 +192,76 @@ def _check_samples(browser: Any) -> None:
 def _check_file(browser: Any, folder: Path) -> None:
     """An image file gives the same scores as in Python, to the last bit; another file gives a message."""
     file, other = folder / "image.png", folder / "text.txt"
-    random = np.random.default_rng(0)
-    Image.fromarray(random.integers(0, 256, (50, 70, 3), np.uint8)).save(file)
+    _save_noise(file, 70)
     browser.give_file("#file", file)
-    browser.wait_for("unflipPage.image.width === 70")
+    _check_scores(browser, file, 70)
+    other.write_text("no image")
+    browser.give_file("#file", other)
+    _check_problem(browser)
+
+
+def _save_noise(file: Path, width: int) -> None:
+    random = np.random.default_rng(width)
+    Image.fromarray(random.integers(0, 256, (50, width, 3), np.uint8)).save(file)
+
+
+def _check_scores(browser: Any, file: Path, width: int) -> None:
+    """The page has taken this image: its bits are those of Python, and its class is shown."""
+    browser.wait_for(f"unflipPage.image.width === {width}")
     found = browser.evaluate("[...unflipPage.net.run(unflipPage.image).scores]")
     model = load(TRAINED)
     expected = model(read_image(file, model))
     assert np.array_equal(np.array(found, np.float32), expected)
     assert model.labels is not None
     assert _best(browser) == model.labels[int(expected.argmax())]
-    other.write_text("no image")
-    browser.give_file("#file", other)
+
+
+def _check_problem(browser: Any) -> None:
     browser.wait_for("!document.getElementById('problem').hidden")
     assert "not an image" in browser.evaluate("document.getElementById('problem').textContent")
+
+
+def _check_drop(browser: Any, folder: Path) -> None:
+    """The browser's own drag: the page is marked while it lasts, and does not open the file instead."""
+    marked = "document.getElementById('input').classList.contains('over')"
+    for width in (60, 90):
+        file = folder / f"dropped-{width}.png"
+        _save_noise(file, width)
+        browser.drag("dragEnter", file)
+        browser.drag("dragOver", file)
+        browser.wait_for(marked)
+        browser.drag("drop", file)
+        _check_scores(browser, file, width)
+        assert not browser.evaluate(marked)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        browser.drag(kind, folder / "text.txt")
+    _check_problem(browser)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        browser.drag(kind, text="a text")
+    assert browser.evaluate("unflipPage.image.width") == 90
+
+
+def _check_paste(browser: Any) -> None:
+    """A picture in the clipboard, and a text, which changes nothing."""
+    browser.send("Browser.grantPermissions", permissions=["clipboardSanitizedWrite"])
+    browser.send("Page.bringToFront")
+    browser.evaluate(
+        """(async () => {
+          const canvas = new OffscreenCanvas(33, 21);
+          const context = canvas.getContext("2d");
+          context.fillStyle = "#c04020";
+          context.fillRect(0, 0, 33, 21);
+          const png = await canvas.convertToBlob({ type: "image/png" });
+          await navigator.clipboard.write([new ClipboardItem({ "image/png": png })]);
+        })()"""
+    )
+    browser.paste()
+    browser.wait_for("unflipPage.image.width === 33 && unflipPage.image.height === 21")
+    assert browser.evaluate("[...unflipPage.image.data.slice(0, 4)]") == [0xC0, 0x40, 0x20, 255]
+    assert browser.evaluate("document.getElementById('problem').hidden")
+    browser.evaluate("navigator.clipboard.writeText('a text')")
+    browser.paste()
+    assert browser.evaluate("unflipPage.image.width") == 33
 
 
 def _check_slider(browser: Any) -> None:

@@ -111,7 +111,7 @@ class Page {
     const lines = c.refused
       ? [make("p", `This network cannot be written as C: ${c.refused}`)]
       : [
-          make("p", `Flash: ${whole(c.flash)} bytes of constants and about 15 kB of code.`),
+          make("p", `Flash: ${whole(c.flash)} bytes of constants and about 10 kB of code.`),
           make("p", `RAM: an arena of ${whole(c.arena)} bytes and about 1 kB of stack.`),
           make("p", "The scores have the same bits as here:"),
           make("code", c.command),

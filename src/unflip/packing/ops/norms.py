@@ -31,12 +31,15 @@ def batch_norm(
         raise c.refuse(
             "it uses the mean and variance of the batch; only running statistics can be packed"
         )
-    scale = 1 / np.sqrt(numbers(var) + eps)
-    scale = scale if weight is None else scale * numbers(weight)
-    shift = -numbers(mean) * scale
-    shift = shift if bias is None else shift + numbers(bias)
+    with np.errstate(all="ignore"):
+        scale = 1 / np.sqrt(numbers(var) + eps)
+        scale = scale if weight is None else scale * numbers(weight)
+        shift = -numbers(mean) * scale
+        shift = shift if bias is None else shift + numbers(bias)
     if not finite(scale, shift):
-        raise c.refuse("its parameters or statistics contain NaN or infinity")
+        raise c.refuse(
+            "its parameters or statistics contain NaN, infinity, numbers too large, or a negative variance"
+        )
     return c.map(x, out, affine(scale, shift))
 
 
