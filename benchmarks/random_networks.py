@@ -11,9 +11,10 @@ float or 8-bit ends. For random images:
 2. A copy of the network returns every float value of the graph, in the same bits as the network itself. Each op is
    computed again in plain torch, with float64 sums, from the values that the runtime has before it. The results agree
    within rounding.
-3. Torch's values of every op are compared with the runtime's. Where the first difference is a bit, torch's value is at
-   its threshold within rounding: this is a tie. It is printed with its op, its value and its threshold. Values after a
-   tie are not compared with torch for that image; point 2 holds for them too.
+3. Torch's values of every op are compared with the runtime's. Floats differ by no more than rounding and what the op
+   makes of the differences before it. Where a bit differs, torch's value is at its threshold within rounding: this is a
+   tie. It is printed with its op, its value and its threshold. Values after a tie are not compared with torch for that
+   image; point 2 holds for them too.
 
 Any other difference is an error: the program writes the network to a file and exits with 1.
 Networks that cannot be packed are counted by reason.
@@ -50,9 +51,10 @@ from unflip.packing.trace import trace
 
 IMAGES = 3
 ROUNDING = 1e-5  # of the largest value inside an op, between the runtime and float64 sums
-TIE = 1e-6  # of the same, between torch's value and its threshold
+FLOAT32 = 1e-6  # the same, between the runtime and torch
 PREPROCESS = {"mean": [0.5] * 3, "std": [0.25] * 3}
 SETTINGS = [(isa, threads) for isa in ("avx512", "avx2", "neon", "portable") for threads in (1, 3)]
+STEEPEST = 1.2  # the slope of all activations is below
 CODES = ("quantize", "to_bytes")
 
 
@@ -278,23 +280,29 @@ def largest_inside(
     op: dict[str, Any], packed: Packed, values: list[Tensor], output: Tensor
 ) -> float:
     """A bound on the sums and products inside an op: they round, also where they cancel out."""
-    used = [values[i] for i in op["inputs"]]
-    used += [values[step["value"]] for step in op.get("steps", ()) if "value" in step]
-    inputs = max(v.abs().max().item() for v in used)
-    gain = 1.0
-    for step in op.get("steps", ()):
-        for key in ("scale", "shift"):
-            if key in step:
-                gain = max(gain, float(np.abs(packed.tensors[step[key]]).max()))
+    inputs = max(values[i].abs().max().item() for i in reads(op))
+    return max(output.abs().max().item(), inputs * gain(op, packed, values), 1e-20)
+
+
+def reads(op: dict[str, Any]) -> list[int]:
+    return [*op["inputs"], *(step["value"] for step in op.get("steps", ()) if "value" in step)]
+
+
+def gain(op: dict[str, Any], packed: Packed, values: list[Tensor]) -> float:
+    """The most that an op can enlarge its inputs, or differences of them."""
+    most = STEEPEST if op["op"] == "curve" else 1.0
     if op["op"] == "conv":
-        gain *= float(conv_gain(op, packed))
-    return max(output.abs().max().item(), inputs * gain, 1e-20)
-
-
-def conv_gain(op: dict[str, Any], packed: Packed) -> float:
-    """The most that a sum of products can exceed its inputs."""
-    weight = conv_weight(op, packed.tensors).abs().flatten(1).sum(1).max().item()
-    return weight * (float(np.abs(packed.tensors[op["scales"]]).max()) if "bytes" in op else 1.0)
+        most = conv_weight(op, packed.tensors).abs().flatten(1).sum(1).max().item()
+    if "bytes" in op:
+        most *= float(np.abs(packed.tensors[op["scales"]]).max())
+    for step in op.get("steps", ()):
+        for key in ("scale", "slope"):
+            if key in step:
+                most *= max(1.0, float(np.abs(packed.tensors[step[key]]).max()))
+        if step["step"] == "mul":
+            factors = [values[step["value"]], values[op["inputs"][0]]]
+            most *= max(1.0, *(factor.abs().max().item() for factor in factors))
+    return max(most, 1.0)
 
 
 def torch_values(case: Case) -> list[Tensor | None]:
@@ -314,30 +322,34 @@ def compare_with_torch(
         mine, theirs = runtime[number], model[number]
         size = max(theirs.abs().max().item(), 1e-20)
         if op["op"] not in CODES:
-            far = ((mine - theirs).abs() > 1e-4 * size).flatten(1).any(1) & ~tied
-            if far.any():
+            before = max(distance(runtime[i], model[i], tied) for i in reads(op))
+            allowed = ROUNDING * size + gain(op, packed, model) * before
+            allowed += FLOAT32 * largest_inside(op, packed, model, theirs)
+            if distance(mine, theirs, tied) > allowed:
                 raise Difference(f"{op['op']} {op['name']!r} differs from the model without a tie")
             continue
         other = ((mine - theirs).abs() > 1e-5 * size) & ~tied.view(-1, 1, 1, 1)
-        own = [tie(op, packed, model, place) for place in other.nonzero().tolist()]
+        rounding = sum(distance(runtime[i], model[i], tied) for i in op["inputs"]) + 1e-7 * size
+        own = [tie(op, packed, model, place, rounding) for place in other.nonzero().tolist()]
         more = f" and {len(own) - 1} more" if len(own) > 1 else ""
         ties += [own[0] + more] if own else []
         tied |= other.flatten(1).any(1)
     return ties
 
 
-def tie(op: dict[str, Any], packed: Packed, model: list[Tensor], place: list[int]) -> str:
+def distance(a: Tensor, b: Tensor, without: Tensor) -> float:
+    """The largest difference, without some of the images."""
+    return (a - b)[~without].abs().max().item() if not without.all() else 0.0
+
+
+def tie(
+    op: dict[str, Any], packed: Packed, model: list[Tensor], place: list[int], rounding: float
+) -> str:
     """Raise Difference unless torch's value at this place is at a threshold within rounding."""
-    number = op["inputs"][0]
-    value = model[number][tuple(place)].item()
+    value = model[op["inputs"][0]][tuple(place)].item()
     near = nearest_step(op, packed, model, value, place)
-    size = 1.0
-    if number:
-        size = largest_inside(packed.graph["ops"][number - 1], packed, model, model[number])
-    if abs(value - near) > TIE * size:
-        raise Difference(
-            f"{op['name']!r} at {place}: {value!r} is not at its threshold {near!r} (sums up to {size:.3g})"
-        )
+    if abs(value - near) > rounding:
+        raise Difference(f"{op['name']!r} at {place}: {value!r} is not at its threshold {near!r}")
     return f"{op['name']} at {place}: {value:.9g}, threshold {near:.9g}"
 
 
