@@ -211,7 +211,7 @@ def test_both_losses_reach_both_w_and_theta(of: str, lns_net: Net) -> None:
 
 
 # Bases that take signs of something other than W; docs/lns.md names them.
-SHIFTED = {"abc", "adabin", "bbg", "dsq", "irnet", "recu"}
+SHIFTED = {"abc", "adabin", "bbg", "bihalf", "dsq", "irnet", "recu"}
 
 
 @pytest.mark.parametrize("base", [*BASES, "abc"])
