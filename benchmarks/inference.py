@@ -390,10 +390,12 @@ def goal_table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def compression(network: Network) -> float:
-    """Bytes of the float twin's weights over those of the packed file."""
-    floats = sum(p.numel() for p in network.models["same"].parameters())
-    return 4 * floats / network.packed["binary"].stat().st_size
+def compression(network: Network) -> dict[str, float]:
+    """Bytes of the float twin's weights over those of the packed file, for both kinds of ends."""
+    floats = 4 * sum(p.numel() for p in network.models["same"].parameters())
+    sizes = {kind: path.stat().st_size for kind, path in network.packed.items()}
+    ends = {network.name: "binary", f"{network.name}, 8-bit ends": "8-bit ends"}
+    return {name: floats / sizes[kind] for name, kind in ends.items()}
 
 
 def machine() -> dict[str, Any]:
@@ -430,7 +432,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in args.networks:
             network = build(name, Path(folder))
-            sizes[name] = compression(network)
+            sizes |= compression(network)
             for kind, path in network.packed.items():
                 print(f"{name}, {kind}: {8 * path.stat().st_size / 1e6:.2f} Mbit", flush=True)
             for batch in args.batches:
