@@ -10,8 +10,8 @@ data    600 images into a pack, resized; the same command resumes it
 Each is killed --kills / 4 times, at a moment drawn between its start and its usual end, at most ten times in one
 folder. In half of the cases all its processes are killed, as when a machine stops; in the other half only the main one,
 whose workers must then end by themselves. Every file of the end must have the same bytes as without kills: weights,
-tables, figures, packs. JSON files are compared without times. A command must never fail after a kill, and a file that
-it writes in the end must not exist in part before.
+tables, figures, packs. JSON files are compared without times, and logs not at all: they show the progress of slow
+epochs. A command must never fail after a kill, and a file that it writes in the end must not exist in part before.
 
 A thousand kills take about two hours on two cores.
 
@@ -122,8 +122,10 @@ def content(path: Path) -> str:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Of all files but locks, by name."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    """Of all files but locks and logs of progress, by name."""
+    files = sorted(
+        p for p in folder.rglob("*") if p.is_file() and p.name != ".lock" and p.suffix != ".log"
+    )
     return {str(path.relative_to(folder)): content(path) for path in files}
 
 
