@@ -88,7 +88,7 @@ void BinarySums::count_signs(const Convolution& conv) {
 }
 
 void BinarySums::make_coefficients(const Convolution& conv, const Quantizer& quantizer) {
-  auto add_term = [&](std::vector<float>& terms, auto value_of) {
+  auto add_term = [&](AlignedVector<float>& terms, auto value_of) {
     const size_t first = terms.size();
     terms.resize(first + stride_, 0.f);
     for (int o = 0; o < filters_; o++) terms[first + o] = value_of(o);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../graph.h"
+#include "aligned.h"
 #include "window.h"
 
 namespace unflip {
@@ -90,8 +91,8 @@ class BinarySums {
   std::vector<int32_t> prefix_;     // [kernel.h + 1][kernel.w + 1][base][stride]: sums of signs up to there
   std::vector<int32_t> multiples_;  // [plane]
   std::vector<SumTerm> terms_;
-  std::vector<float> coefficients_;  // [term][stride]
-  std::vector<float> window_scale_;  // terms of the filters' offset: [plane or 1][stride], then [stride] for the code's offset
+  AlignedVector<float> coefficients_;  // [term][stride]
+  AlignedVector<float> window_scale_;  // terms of the filters' offset: [plane or 1][stride], then [stride] for the code's offset
 };
 
 }  // namespace unflip

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "aligned.h"
 #include "pooled_rows.h"
 #include "stem_conv.h"
 #include "window.h"
@@ -260,9 +261,9 @@ class ByteConv : public Task {
   int channels_, groups_, group_filters_;
   std::vector<int64_t> segments_;
   int segment_taps_ = 1, segment_steps_ = 1;
-  std::vector<int8_t> weights_;  // [group][block][step][16 filters][4]
-  std::vector<int32_t> minus_;   // [group][block][16 filters]
-  std::vector<float> scale_;     // the same
+  AlignedVector<int8_t> weights_;  // [group][block][step][16 filters][4]
+  AlignedVector<int32_t> minus_;   // [group][block][16 filters]
+  AlignedVector<float> scale_;     // the same
   Cut pixel_cut_, block_cut_;
   std::unique_ptr<Epilogue> epilogue_;
   std::unique_ptr<PooledRows> pooled_;  // if there is a pool

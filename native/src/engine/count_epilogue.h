@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "aligned.h"
 #include "binary_sums.h"
 #include "epilogue.h"
 
@@ -54,7 +55,7 @@ class CountEpilogue {
 
   int window_terms_ = 0;            // the number of window terms; they are the last of the sum's terms
   std::vector<int64_t> base_at_;    // for each other term: its position in base_table_
-  std::vector<float> base_table_;   // for each term [border class][stride], or [stride] if the border makes no difference
+  AlignedVector<float> base_table_;  // for each term [border class][stride], or [stride] if the border makes no difference
   std::vector<float> multiples_;    // the factor of each plane's counts
   std::vector<uint16_t> class_of_;  // for each output pixel
 };

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 
+#include "aligned.h"
 #include "pooled_rows.h"
 #include "window.h"
 
 namespace unflip {
 namespace {
 
-constexpr int kLine = 16;  // floats of a cache line
 
 class DepthwiseConv : public Task {
  public:
@@ -49,17 +49,11 @@ class DepthwiseConv : public Task {
   int64_t row_floats() const { return int64_t{window_.out.width} * epilogue_->stride(); }
   int64_t pixel_step() const { return int64_t{window_.stride.w} * input_stride_; }
 
-  // Weights and zeros start at a cache line, like values, because vectors of 16 floats are slow across two lines.
-  static int64_t to_line(const std::vector<float>& v) {
-    return static_cast<int64_t>(-reinterpret_cast<intptr_t>(v.data()) & 63) / static_cast<int64_t>(sizeof(float));
-  }
-
   void pack(const std::vector<float>& weight) {
     const int channels = epilogue_->stride();
-    weights_.assign(int64_t{taps()} * channels + kLine, 0.f);
-    first_weight_ = to_line(weights_);
+    weights_.assign(int64_t{taps()} * channels, 0.f);
     for (int c = 0; c < window_.out.channels; c++)
-      for (int t = 0; t < taps(); t++) weights_[first_weight_ + int64_t{t} * channels + c] = weight[int64_t{c} * taps() + t];
+      for (int t = 0; t < taps(); t++) weights_[int64_t{t} * channels + c] = weight[int64_t{c} * taps() + t];
   }
 
   // The columns in the middle are adjacent.
@@ -69,8 +63,7 @@ class DepthwiseConv : public Task {
         ends_.push_back(x);
       else if (middle_count_++ == 0)
         middle_ = x;
-    zeros_.assign(std::max(0, middle_count_ - 1) * pixel_step() + epilogue_->stride() + kLine, 0.f);
-    first_zero_ = to_line(zeros_);
+    zeros_.assign(std::max(0, middle_count_ - 1) * pixel_step() + epilogue_->stride(), 0.f);
   }
 
   void run_row(const RunContext& context, int y, int thread) const {
@@ -87,7 +80,7 @@ class DepthwiseConv : public Task {
     DepthwiseTile tile;
     tile.taps = taps_of;
     tile.tap_count = taps();
-    tile.weights = &weights_[first_weight_];
+    tile.weights = weights_.data();
     tile.channels = epilogue_->stride();
     make_middle(context, tile, y, row, taps_of);
     make_ends(context, tile, y, row, taps_of);
@@ -116,7 +109,7 @@ class DepthwiseConv : public Task {
   // The taps of a pixel, `step` places apart.
   void aim(const float* in, int y, int x, const float** to, int step) const {
     const Taps rows = window_.row_taps(y), columns = window_.column_taps(x);
-    const float* zeros = &zeros_[first_zero_];
+    const float* zeros = zeros_.data();
     const int64_t right = int64_t{window_.dilation.w} * input_stride_;
     for (int r = 0; r < window_.kernel.h; r++) {
       const int64_t row = window_.row(y) + int64_t{r} * window_.dilation.h;
@@ -130,9 +123,8 @@ class DepthwiseConv : public Task {
   Window window_;
   int input_, input_stride_;
   std::unique_ptr<Epilogue> epilogue_;
-  std::vector<float> weights_;  // [tap][channel]
-  std::vector<float> zeros_;    // for all pixels of a call
-  int64_t first_weight_ = 0, first_zero_ = 0;
+  AlignedVector<float> weights_;  // [tap][channel]
+  AlignedVector<float> zeros_;    // for all pixels of a call
   int middle_ = 0, middle_count_ = 0;   // columns whose windows are inside the image horizontally
   std::vector<int> ends_;               // the others
   std::unique_ptr<PooledRows> pooled_;  // if there is a pool

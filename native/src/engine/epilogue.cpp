@@ -53,7 +53,7 @@ Epilogue::Epilogue(const Shape& shape, const std::vector<Step>& steps, const Emi
 
 // One element per padded channel.
 const float* Epilogue::keep(const std::vector<float>& vector, float padding) {
-  std::vector<float> spread(params_.stride, padding);
+  AlignedVector<float> spread(params_.stride, padding);
   for (int c = 0; c < shape_.channels; c++) spread[c] = vector.size() == 1 ? vector[0] : vector[c];
   floats_.push_back(std::move(spread));
   return floats_.back().data();
@@ -106,7 +106,7 @@ void Epilogue::add_step(const Step& step, const std::vector<ValueInfo>& values) 
 void Epilogue::add_quantizer(const Quantizer& q) {
   const float never = std::numeric_limits<float>::quiet_NaN();
   const int columns = q.per_channel ? shape_.channels : 1;
-  std::vector<float> all;
+  AlignedVector<float> all;
   for (int s = 0; s < q.steps(); s++) {
     std::vector<float> row(q.thresholds.begin() + int64_t{s} * columns, q.thresholds.begin() + int64_t{s + 1} * columns);
     const float* spread = keep(row, never);
@@ -125,7 +125,8 @@ void Epilogue::add_quantizer(const Quantizer& q) {
 void Epilogue::add_even_steps(const Quantizer& q) {
   if (!q.levels || q.steps() <= kFewSteps || std::count(q.strict.begin(), q.strict.end(), q.strict[0]) != q.steps()) return;
   const int columns = q.per_channel ? shape_.channels : 1;
-  std::vector<float> scale, shift, all;
+  std::vector<float> scale, shift;
+  AlignedVector<float> all;
   EvenSteps even;
   even.low = 1;
   for (int c = 0; c < columns; c++) {

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "aligned.h"
 #include "task.h"
 
 namespace unflip {
@@ -45,7 +46,7 @@ class Epilogue {
   Emits emits_;
   EpilogueParams params_;
   std::vector<EpilogueStep> steps_;
-  std::vector<std::vector<float>> floats_;
+  std::vector<AlignedVector<float>> floats_;
   std::vector<std::vector<int>> groups_;
   std::vector<int> even_first_;
   std::vector<uint8_t> strict_;

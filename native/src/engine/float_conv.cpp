@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "aligned.h"
 #include "depthwise_conv.h"
 #include "pooled_rows.h"
 #include "stem_conv.h"
@@ -258,7 +259,7 @@ class FloatConv : public Task {
   int64_t row_floats_ = 0;  // from a row of the source to the next
   std::vector<int64_t> segments_;
   int segment_length_ = 0;
-  std::vector<float> weights_;  // [group][block][tap][channel][16 filters]
+  AlignedVector<float> weights_;  // [group][block][tap][channel][16 filters]
   Cut pixel_cut_, block_cut_;
   std::unique_ptr<Epilogue> epilogue_;
   std::unique_ptr<PooledRows> pooled_;  // if there is a pool

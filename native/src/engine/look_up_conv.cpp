@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "../kernels/look_up.h"
+#include "aligned.h"
 #include "binary_conv.h"
 #include "count_epilogue.h"
 
@@ -120,8 +121,7 @@ class LookUpConv : public Task {
       bytes += int64_t{segments_} * groups_ * 3 * look_up_row(block.filters);
     }
     base_bytes_ = bytes;
-    weights_.assign(bytes * conv.bases + 32, 0);
-    first_weight_ = static_cast<int64_t>(-reinterpret_cast<intptr_t>(weights_.data()) & 31);
+    weights_.assign(bytes * conv.bases, 0);
     for (int b = 0; b < conv.bases; b++)
       for (const Block& block : blocks_)
         for (int f = 0; block.first + f < block.last; f++) pack_filter(conv, b, block, f);
@@ -138,7 +138,7 @@ class LookUpConv : public Task {
       }
       return static_cast<uint8_t>(bits);
     };
-    uint8_t* to = &weights_[first_weight_ + base * base_bytes_ + block.weights + look_up_position(block.filters, f)];
+    uint8_t* to = &weights_[base * base_bytes_ + block.weights + look_up_position(block.filters, f)];
     for (int s = 0; s < segments_; s++)
       for (int g = 0; g < groups_; g++)
         for (int k = 0; k < 3; k++, to += look_up_row(block.filters)) {
@@ -261,7 +261,7 @@ class LookUpConv : public Task {
     for (int b = 0; b < sums_.bases(); b++)
       for (int p = 0; p < sums_.planes(); p++) {
         const uint16_t* plane = numbers(context, p) + block.group * groups_;
-        tile.weights = &weights_[first_weight_ + b * base_bytes_ + block.weights];
+        tile.weights = &weights_[b * base_bytes_ + block.weights];
         for (int column = first; column < last; column += size) {
           const int start = std::max(0, std::min(column, pair_columns_ - size));
           tile.pairs[0] = numbers_at(plane, row, start);
@@ -304,8 +304,8 @@ class LookUpConv : public Task {
   int segments_ = 0, groups_ = 0;
   int64_t tap_ = 0, segment_step_ = 0;
 
-  std::vector<uint8_t> weights_;  // [base][block][segment][group][tap][look_up_row]
-  int64_t first_weight_ = 0, base_bytes_ = 0;
+  AlignedVector<uint8_t> weights_;  // [base][block][segment][group][tap][look_up_row]
+  int64_t base_bytes_ = 0;
 
   Cut strip_, strip_jobs_;
   int counts_before_ = 0, counts_of_strip_ = 0;

@@ -106,10 +106,12 @@ struct CodeConv {
     const Size words = parts((taps * (layout.pixel_bytes / conv.groups)).value(), 4), step = words + 1;
     n.kept += Size(bases) * conv.groups * (parts(group, 32) * 32) * words * 4 + 64;
     n.kept += kGrowth * conv.groups * parts(group, 16) * 64;
+    n.kept += kGrowth * words * 2;
     n.temporary += step * 4;
-    const Size strip = std::min<int64_t>(224, std::max<int64_t>(8, (32 << 10) / (step * 4 * planes).value())) + 16;
-    n.thread_scratch = planes * (strip * step * 4 + 2 * kPart) + Size(bases) * planes * strip * 32 * 2 + kPart;
-    add_epilogue(n, strip.value(), 32);
+    const Size windows = 16 * step * 4 * planes + (32 << 10);
+    const int64_t strip = 224 + 16;
+    n.thread_scratch = windows + planes * (strip * 8 + 4 * kPart) + Size(bases) * planes * strip * 32 * 2 + kPart;
+    add_epilogue(n, strip, 32);
     return n;
   }
 
@@ -137,7 +139,7 @@ class FloatConvNeeds {
   FloatConvNeeds(const Op& op, const ValueInfo& in, const Op* pool, bool stores_floats)
       : op_(op), conv_(op.conv), in_(in), window_(op.conv, in.shape, op.shape), depth_(taps_of(op.conv) * op.conv.channels),
         row_(Size(op.shape.width) * padded(op.shape.channels) * kFloat), stores_floats_(stores_floats) {
-    if (pool != nullptr) pooled_ = Size(pool->pool.kernel.h + 4) * row_ + PooledRows::kBytes + kPart;
+    if (pool != nullptr) pooled_ = PooledRows::bytes(*pool, op.shape.width, padded(op.shape.channels), 2) + kPart;
   }
 
   TaskNeeds needs() const {
@@ -206,7 +208,7 @@ TaskNeeds byte_conv_needs(const Op& op, const Op* pool, bool stores_floats) {
   n.kept = blocks * kFloatBlock * (byte_steps(c) * kByteGroup + 8) + kGrowth * taps_of(c) * 8 + kPart;
   n.load_work = Size(c.filters) * taps_of(c) * c.channels * 8 + n.kept;
   if (pool != nullptr) {
-    n.thread_scratch = Size(pool->pool.kernel.h + 4) * op.shape.width * stride * kFloat + PooledRows::kBytes + kPart;
+    n.thread_scratch = PooledRows::bytes(*pool, op.shape.width, stride, 1) + kPart;
   } else if (!stores_floats) {
     const int64_t job = 2 * std::max<int64_t>(384, 8192 / stride) + 2 * kBytePixels;
     n.thread_scratch = Size(std::min(job, pixels_of(op.shape).value() + kBytePixels)) * stride * kFloat + kPart;
@@ -273,10 +275,17 @@ class Estimate {
       const bool stores_floats = planned.emits.value >= 0;
       const bool direct = op.conv.int8 && !(kernels_.whole_stem_tile && is_stem(op));
       n = direct ? byte_conv_needs(op, pool, stores_floats) : FloatConvNeeds(op, in, pool, stores_floats).needs();
+      if (pool != nullptr) add_pool_runs(n, *pool);
     }
     // Scales and offsets, folded into others.
     n.temporary += Size(op.conv.bases + 1) * op.conv.filters * kFloat;
     return n;
+  }
+
+  // PoolWindow.
+  static void add_pool_runs(TaskNeeds& n, const Op& pool) {
+    n.kept += kGrowth * Size(pool.shape.width) * sizeof(PoolRun);
+    n.load_work += pool.shape.width;
   }
 
   TaskNeeds code_conv(const Op& op, const ValueInfo& in) const {
@@ -289,8 +298,10 @@ class Estimate {
   TaskNeeds simple(const Op& op) const {
     const Shape& in = graph_.shape(op.inputs[0]);
     TaskNeeds n;
-    if (op.kind == OpKind::MaxPool || op.kind == OpKind::AvgPool)
+    if (op.kind == OpKind::MaxPool || op.kind == OpKind::AvgPool) {
       n.thread_scratch = Size(op.shape.width) * padded(op.shape.channels) * kFloat;
+      add_pool_runs(n, op);
+    }
     if (op.kind == OpKind::MeanAbs) n.scratch = Size(in.height) * 8, n.thread_scratch = Size(in.width) * 8;
     if (op.kind == OpKind::ToBytes) n.kept = kGrowth * (1024 + 2 * Size(in.channels)) * 2 * kFloat, n.load_work = n.kept;
     if (op.kind == OpKind::Resize) n.kept = Size(op.shape.height + op.shape.width) * 16, n.load_work = n.kept;

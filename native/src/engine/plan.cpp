@@ -196,11 +196,33 @@ class Planner {
       if (last_reader[v] >= 0) ends[last_reader[v]].push_back(v);
     take(0);
     for (int i = 0; i < steps; i++) {
-      if (plan_.ops[i].emits.value >= 0) take(plan_.ops[i].emits.value);
-      if (plan_.ops[i].emits.code >= 0) take(plan_.ops[i].emits.code);
+      const PlannedOp& planned = plan_.ops[i];
+      const int replaced = replaced_by(planned, i, last_reader);
+      if (replaced >= 0)
+        plan_.offset[planned.emits.value] = plan_.offset[replaced], plan_.size[planned.emits.value] = plan_.size[replaced];
+      else if (planned.emits.value >= 0)
+        take(planned.emits.value);
+      if (planned.emits.code >= 0) take(planned.emits.code);
       for (int v : ends[i])
-        if (plan_.offset[v] >= 0) give_back(plan_.offset[v], plan_.size[v]);
+        if (plan_.offset[v] >= 0 && v != replaced) give_back(plan_.offset[v], plan_.size[v]);
     }
+  }
+
+  // A shortcut that a binary convolution adds and that has no later reader: the sum takes its place, which is in the cache. Other
+  // convolutions store sums there before they add the shortcut. -1 if there is none.
+  int replaced_by(const PlannedOp& planned, int step, const std::vector<int>& last_reader) const {
+    const std::vector<int>& inputs = graph_.ops[planned.op].inputs;
+    const int out = planned.emits.value;
+    if (out < 0 || graph_.ops[planned.op].kind != OpKind::Conv || !graph_.is_code(inputs[0])) return -1;
+    auto multiplies = [&](int v) {
+      return planned.emits.unit == v || std::any_of(planned.steps.begin(), planned.steps.end(),
+                                                    [v](const Step& s) { return s.kind == StepKind::Mul && s.value == v; });
+    };
+    for (const Step& s : planned.steps)
+      if (s.kind == StepKind::Add && s.value > 0 && last_reader[s.value] == step && !multiplies(s.value) &&
+          plan_.values[s.value].stride == plan_.values[out].stride && plan_.size[s.value] == bytes_of(out))
+        return s.value;
+    return -1;
   }
 
   // The smallest hole that is large enough (the first of those), or the end.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "../graph.h"
 #include "../kernels/kernels.h"
@@ -21,30 +22,55 @@ struct PoolSpan {
   }
 };
 
+// Adjacent windows of a row that have the same number of columns, `stride.w` apart.
+struct PoolRun {
+  int window, count;        // the first one, and how many
+  int first, last, size;    // columns of the first window, as in PoolSpan
+};
+
 class PoolWindow {
  public:
   // stride: floats from one pixel of the input to the next.
   PoolWindow(const Op& op, const Shape& in, int stride)
-      : pool_(op.pool), max_(op.kind == OpKind::MaxPool), in_(in), stride_(stride) {}
+      : pool_(op.pool), max_(op.kind == OpKind::MaxPool), in_(in), stride_(stride) {
+    for (int x = 0; x < op.shape.width; x++) {
+      const PoolSpan c(x, pool_.kernel.w, pool_.stride.w, pool_.padding.w, in_.width);
+      if (!runs_.empty()) {
+        PoolRun& run = runs_.back();
+        const int moved = run.count * pool_.stride.w;
+        if (c.first == run.first + moved && c.last == run.last + moved && c.size == run.size) {
+          run.count++;
+          continue;
+        }
+      }
+      runs_.push_back({x, 1, c.first, c.last, c.size});
+    }
+  }
 
   PoolSpan rows(int y) const { return {y, pool_.kernel.h, pool_.stride.h, pool_.padding.h, in_.height}; }
 
-  // in: the input from row `first_row` on.
-  PoolTile tile(const float* in, int first_row, int y, int x, float* out) const {
-    const PoolSpan r = rows(y);
-    const PoolSpan c(x, pool_.kernel.w, pool_.stride.w, pool_.padding.w, in_.width);
+  // Pools rows first .. last - 1 of the input, which begin at `in`, for the windows of row y. Other rows of these windows are pooled
+  // by calls before or after. out: [window][padded channels].
+  void pool(const Kernels& kernels, const float* in, int first, int last, int y, float* out) const {
+    const PoolSpan own = rows(y);
     PoolTile tile;
-    tile.rows = r.last - r.first;
-    tile.columns = c.last - c.first;
+    tile.rows = last - first;
     tile.column_stride = stride_;
     tile.row_stride = int64_t{in_.width} * stride_;
-    if (tile.rows && tile.columns) tile.input = in + (r.first - first_row) * tile.row_stride + c.first * tile.column_stride;
+    tile.window_stride = int64_t{pool_.stride.w} * stride_;
     tile.channels = padded(in_.channels);
     tile.max = max_;
-    const int64_t count = pool_.count_padding ? int64_t{r.size} * c.size : int64_t{tile.rows} * tile.columns;
-    tile.divisor = static_cast<float>(std::max<int64_t>(count, 1));
-    tile.out = out;
-    return tile;
+    tile.begins = first == own.first;
+    tile.ends = last == own.last;
+    for (const PoolRun& run : runs_) {
+      tile.windows = run.count;
+      tile.columns = run.last - run.first;
+      tile.input = in + (tile.columns ? int64_t{run.first} * stride_ : 0);
+      const int64_t inside = int64_t{own.last - own.first} * tile.columns;
+      tile.divisor = static_cast<float>(std::max<int64_t>(pool_.count_padding ? int64_t{own.size} * run.size : inside, 1));
+      tile.out = out + int64_t{run.window} * tile.channels;
+      kernels.pool(tile);
+    }
   }
 
  private:
@@ -52,6 +78,7 @@ class PoolWindow {
   bool max_;
   Shape in_;
   int stride_;
+  std::vector<PoolRun> runs_;
 };
 
 }  // namespace unflip

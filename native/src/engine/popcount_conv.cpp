@@ -1,25 +1,29 @@
 // Binary convolution by popcount, using the tile of ../kernels/popcount.h.
 //
-// A strip is some pixels in a row, or several rows. Their windows are copied to a thread's scratch, the bytes of all taps in
-// order, as pairs of words. Then, for each block of filters, the counts are computed tile by tile, and the epilogue runs for the
-// whole strip:
+// A strip is some pixels in a row, or several rows. What their windows read is copied to a thread's scratch, as pairs of words.
+// Then, for each block of filters, the counts are computed tile by tile, and the epilogue runs for the whole strip.
+//
+// If a pixel is a whole number of pairs, the rows of the code are copied as they are, and a window is a place in them. Otherwise
+// each window is copied, the bytes of all taps in order:
 //
 //     code           ... | x-1 | x | x+1 | ...         three rows of it, for a 3 x 3 kernel
 //     window of x    | x-1 | x | x+1 | x-1 | x | x+1 | x-1 | x | x+1 | 0 |      up to a whole number of words
 //
-// A group of channels is a range of the bytes of every pixel. Its windows are copied and counted separately.
+// A group of channels is a range of the bytes of every pixel. Its windows are counted separately.
 #include <algorithm>
 
 #include "../kernels/popcount.h"
+#include "aligned.h"
 #include "binary_conv.h"
 #include "count_epilogue.h"
 
 namespace unflip {
 namespace {
 
-constexpr int64_t kStripBytes = 32 << 10;  // of windows, approximately: a block's weights should fit into the cache with them
-constexpr int kStripPixels = 224;          // at most
-constexpr int kGrain = 8;                  // pixels, so that tiles are complete
+constexpr int64_t kStripBytes = 32 << 10;    // of windows, approximately: a block's weights should fit into the cache with them
+constexpr int kStripPixels = 224;            // at most
+constexpr int kGrain = 8;                    // pixels, so that tiles are complete
+constexpr int64_t kJobProducts = 1 << 21;    // of bits, at least: about a microsecond, more than threads need to share a job
 
 // The filters of a tile.
 struct Block {
@@ -53,7 +57,8 @@ class PopcountConv : public Task {
         group_bytes_(layout_.pixel_bytes / groups_), words_((window_.kernel.h * window_.kernel.w * group_bytes_ + 3) / 4),
         blocks_(cut_in_blocks(op.conv.filters, groups_, words_)) {
     pack(op.conv);
-    choose_jobs(threads);
+    choose_jobs(op.conv, threads);
+    place_pairs();
     plan_thread_scratch();
   }
 
@@ -68,8 +73,7 @@ class PopcountConv : public Task {
 
   void pack(const Convolution& conv) {
     base_words_ = blocks_.back().weights + int64_t{words_} * blocks_.back().filters;
-    weights_.assign(base_words_ * conv.bases + 16, 0);
-    first_weight_ = static_cast<int64_t>(-reinterpret_cast<intptr_t>(weights_.data()) & 63) / 4;
+    weights_.assign(base_words_ * conv.bases, 0);
     for (int b = 0; b < conv.bases; b++)
       for (const Block& block : blocks_)
         for (int f = 0; block.first + f < block.last; f++) pack_filter(conv, b, block, f);
@@ -85,23 +89,57 @@ class PopcountConv : public Task {
         if (conv.bits[bit / 8] >> (bit % 8) & 1) row[odd + at / 32] |= uint32_t{1} << (at % 32);
       }
     pair_words(row.data(), window_step());
-    uint32_t* to = &weights_[first_weight_ + base * base_words_ + block.weights + popcount_position(block.filters, f)];
+    uint32_t* to = &weights_[base * base_words_ + block.weights + popcount_position(block.filters, f)];
     for (int k = 0; k < words_; k++) to[int64_t{k} * block.filters] = row[odd + k];
   }
 
-  void choose_jobs(int threads) {
-    const int64_t bytes = int64_t{window_step()} * 4 * sums_.planes();
-    const int strip = static_cast<int>(std::max<int64_t>(kGrain, std::min<int64_t>(kStripPixels, kStripBytes / bytes)));
-    const int jobs = (pixels() + strip - 1) / strip;
-    strips_ = Cut(pixels(), threads > 1 ? std::max(jobs, threads * kJobsPerThread) : jobs, kGrain);
+  // The rows of the code that the windows of `count` pixels read, at most.
+  int64_t rows_of(int count) const {
+    const int64_t width = window_.out.width, out_rows = std::min<int64_t>((count + width - 2) / width + 1, window_.out.height);
+    return (out_rows - 1) * window_.stride.h + int64_t{window_.kernel.h - 1} * window_.dilation.h + 1;
   }
 
-  // A thread's scratch: the windows of a strip for each plane, its counts for each base and plane, and the scratch of the
-  // epilogue.
+  int64_t window_bytes(int64_t count) const { return count * window_step() * 4; }
+
+  // Whether to copy rows instead of the windows of `count` pixels.
+  bool in_rows(int count) const {
+    const int64_t bytes = rows_of(count) * layout_.row_bytes;
+    return group_bytes_ % 8 == 0 && bytes <= window_bytes(count) && bytes * sums_.planes() <= kStripBytes;
+  }
+
+  void choose_jobs(const Convolution& conv, int threads) {
+    const int64_t fit = kStripBytes / (window_bytes(1) * sums_.planes());
+    int strip = std::min(kStripPixels, pixels());
+    if (!in_rows(strip)) strip = static_cast<int>(std::max<int64_t>(kGrain, std::min<int64_t>(kStripPixels, fit)));
+    int jobs = (pixels() + strip - 1) / strip;
+    if (threads > 1) {
+      const int64_t products = int64_t{pixels()} * conv.filters * words_ * 32 * terms();
+      jobs = std::max(jobs, threads * static_cast<int>(std::clamp<int64_t>(products / kJobProducts / threads, 1, kJobsPerThread)));
+    }
+    strips_ = Cut(pixels(), jobs, kGrain);
+    in_rows_ = in_rows(std::min(strips_.size, pixels()));
+  }
+
+  void place_pairs() {
+    const int taps = window_.kernel.h * window_.kernel.w, odd = words_ % 2;
+    if (!in_rows_)
+      for (int k = 0; k < words_ / 2; k++) pairs_.push_back(2 * (k + odd));
+    else
+      for (int t = 0; t < taps; t++) {
+        const int64_t tap = t / window_.kernel.w * window_.dilation.h * layout_.row_bytes +
+                            int64_t{t % window_.kernel.w} * window_.dilation.w * layout_.pixel_bytes;
+        for (int b = 0; b < group_bytes_; b += 8) pairs_.push_back(static_cast<int32_t>((tap + b) / 4));
+      }
+  }
+
+  // A thread's scratch: the windows of a strip for each plane, or the rows; the place of each window in them; the counts of the strip
+  // for each base and plane; and the scratch of the epilogue.
   void plan_thread_scratch() {
-    plane_words_ = round_up(int64_t{strips_.size} * window_step() * 4 + 64, 64) / 4;
+    const int64_t bytes = in_rows_ ? rows_of(strips_.size) * layout_.row_bytes : window_bytes(strips_.size);
+    plane_words_ = round_up(bytes + 64, 64) / 4;
     term_counts_ = int64_t{strips_.size} * 32;
-    counts_at_ = sums_.planes() * plane_words_ * 4;
+    places_at_ = sums_.planes() * plane_words_ * 4;
+    counts_at_ = places_at_ + round_up(int64_t{sums_.planes()} * strips_.size * static_cast<int64_t>(sizeof(uint32_t*)), 64);
     epilogue_at_ = counts_at_ + round_up(terms() * term_counts_ * 2, 64);
     thread_scratch_bytes = epilogue_at_ + count_epilogue_.scratch_bytes(strips_.size, 32);
   }
@@ -111,22 +149,22 @@ class PopcountConv : public Task {
     epilogue_->clear_border(context, first, last);
     uint8_t* scratch = context.scratch_of(thread);
     uint32_t* windows = reinterpret_cast<uint32_t*>(scratch);
-    uint16_t* counts = reinterpret_cast<uint16_t*>(scratch + counts_at_);
+    const uint32_t** places = reinterpret_cast<const uint32_t**>(scratch + places_at_);
     CountEpilogue::Strip strip;
-    strip.counts = counts;
+    strip.counts = reinterpret_cast<uint16_t*>(scratch + counts_at_);
     strip.term_stride = term_counts_;
     strip.first = first;
     strip.last = last;
     strip.scratch = scratch + epilogue_at_;
     count_epilogue_.count_windows(context, strip);
+    if (in_rows_) copy_rows(context, first, last, windows);
     const size_t blocks = blocks_.size() / groups_;
     for (int group = 0; group < groups_; group++) {
-      for (int p = 0; p < sums_.planes(); p++)
-        copy_windows(context.codes[input_] + p * layout_.plane_bytes + group * group_bytes_, first, last,
-                     windows + p * plane_words_);
+      if (!in_rows_) copy_windows(context, group, first, last, windows);
+      find_windows(windows, group, first, last, places);
       for (size_t b = group * blocks; b < (group + 1) * blocks; b++) {
         const Block& block = blocks_[b];
-        count_strip(block, windows, last - first, counts);
+        count_strip(block, places, last - first, reinterpret_cast<uint16_t*>(scratch + counts_at_));
         strip.pixel_stride = block.filters;
         strip.channel = block.first;
         strip.channels = std::min(block.filters, padded(block.last) - block.first);
@@ -135,8 +173,41 @@ class PopcountConv : public Task {
     }
   }
 
+  // The first byte that the window of a pixel reads.
+  int64_t window_at(int y, int x) const {
+    return (layout_.top - window_.top + int64_t{y} * window_.stride.h) * layout_.row_bytes +
+           (layout_.left - window_.left + int64_t{x} * window_.stride.w) * layout_.pixel_bytes;
+  }
+
+  // All rows that the strip reads, as one run.
+  void copy_rows(const RunContext& context, int first, int last, uint32_t* to) const {
+    const int width = window_.out.width, top = first / width, bottom = (last - 1) / width;
+    WindowCopy copy;
+    copy.pixels = copy.rows = copy.runs = 1;
+    copy.run = static_cast<int>((int64_t{bottom - top} * window_.stride.h + int64_t{window_.kernel.h - 1} * window_.dilation.h + 1) *
+                                layout_.row_bytes);
+    for (int p = 0; p < sums_.planes(); p++) {
+      copy.from = context.codes[input_] + p * layout_.plane_bytes +
+                  (layout_.top - window_.top + int64_t{top} * window_.stride.h) * layout_.row_bytes;
+      copy.to = to + p * plane_words_;
+      kernels_.copy_windows(copy);
+    }
+  }
+
+  // The place of each pixel's window in the scratch, for each plane.
+  void find_windows(const uint32_t* windows, int group, int first, int last, const uint32_t** places) const {
+    const int width = window_.out.width, top = first / width;
+    const int64_t rows = (layout_.top - window_.top + int64_t{top} * window_.stride.h) * layout_.row_bytes;  // the first one copied
+    for (int p = 0; p < sums_.planes(); p++, windows += plane_words_)
+      for (int pixel = first, y = top, x = first - top * width; pixel < last; pixel++) {
+        const int64_t at = in_rows_ ? (window_at(y, x) - rows + group * group_bytes_) / 4 : int64_t{pixel - first} * window_step();
+        *places++ = windows + at;
+        if (++x == width) x = 0, y++;
+      }
+  }
+
   // Row by row of the image.
-  void copy_windows(const uint8_t* plane, int first, int last, uint32_t* to) const {
+  void copy_windows(const RunContext& context, int group, int first, int last, uint32_t* to) const {
     WindowCopy copy;
     copy.pixel_step = int64_t{window_.stride.w} * layout_.pixel_bytes;
     copy.rows = window_.kernel.h;
@@ -146,32 +217,32 @@ class PopcountConv : public Task {
     copy.run = together ? window_.kernel.w * group_bytes_ : group_bytes_;
     copy.run_step = int64_t{window_.dilation.w} * layout_.pixel_bytes;
     const int width = window_.out.width;
-    for (int pixel = first; pixel < last; pixel += copy.pixels) {
-      const int y = pixel / width, x = pixel % width;
-      copy.pixels = std::min(width - x, last - pixel);
-      copy.from = plane + (layout_.top - window_.top + int64_t{y} * window_.stride.h) * layout_.row_bytes +
-                  (layout_.left - window_.left + int64_t{x} * window_.stride.w) * layout_.pixel_bytes;
-      copy.to = to + int64_t{pixel - first} * window_step();
-      kernels_.copy_windows(copy);
-    }
+    for (int p = 0; p < sums_.planes(); p++, to += plane_words_)
+      for (int pixel = first; pixel < last; pixel += copy.pixels) {
+        const int y = pixel / width, x = pixel % width;
+        copy.pixels = std::min(width - x, last - pixel);
+        copy.from = context.codes[input_] + p * layout_.plane_bytes + group * group_bytes_ + window_at(y, x);
+        copy.to = to + int64_t{pixel - first} * window_step();
+        kernels_.copy_windows(copy);
+      }
   }
 
   // The counts of a block for the pixels of a strip.
-  void count_strip(const Block& block, const uint32_t* windows, int count, uint16_t* counts) const {
+  void count_strip(const Block& block, const uint32_t* const* places, int count, uint16_t* counts) const {
     PopcountTile tile;
     tile.filters = block.filters;
     tile.words = words_;
-    tile.window_step = window_step();
+    tile.pairs = pairs_.data();
     const int size = popcount_pixels(block.filters);
     for (int b = 0; b < sums_.bases(); b++)
       for (int p = 0; p < sums_.planes(); p++) {
-        tile.weights = &weights_[first_weight_ + b * base_words_ + block.weights];
-        tile.windows = windows + p * plane_words_;
+        tile.weights = &weights_[b * base_words_ + block.weights];
+        tile.windows = places + int64_t{p} * count;
         tile.counts = counts + (int64_t{b} * sums_.planes() + p) * term_counts_;
         for (int i = 0; i < count; i += size) {
           tile.pixels = std::min(size, count - i);
           kernels_.popcount_tile(tile);
-          tile.windows += size * tile.window_step;
+          tile.windows += size;
           tile.counts += size * block.filters;
         }
       }
@@ -188,11 +259,13 @@ class PopcountConv : public Task {
   int words_;  // of a window
   std::vector<Block> blocks_;
 
-  std::vector<uint32_t> weights_;  // [base][block][word][filter]
-  int64_t first_weight_ = 0, base_words_ = 0;
+  AlignedVector<uint32_t> weights_;  // [base][block][word][filter]
+  int64_t base_words_ = 0;
 
   Cut strips_;
-  int64_t plane_words_ = 0, term_counts_ = 0, counts_at_ = 0, epilogue_at_ = 0;
+  bool in_rows_ = false;        // rows are copied instead of windows
+  std::vector<int32_t> pairs_;  // the place of each pair in a window, in words
+  int64_t plane_words_ = 0, term_counts_ = 0, places_at_ = 0, counts_at_ = 0, epilogue_at_ = 0;
 };
 
 }  // namespace

@@ -37,7 +37,8 @@ class MapTask : public Task {
 class PoolTask : public Task {
  public:
   PoolTask(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue)
-      : window_(op, values[input].shape, values[input].stride), input_(input), epilogue_(std::move(epilogue)) {
+      : window_(op, values[input].shape, values[input].stride), input_(input),
+        input_row_(int64_t{values[input].shape.width} * values[input].stride), epilogue_(std::move(epilogue)) {
     if (!epilogue_->stores_floats())
       thread_scratch_bytes = int64_t{epilogue_->shape().width} * epilogue_->stride() * sizeof(float);
   }
@@ -50,8 +51,9 @@ class PoolTask : public Task {
       epilogue_->clear_border(context, first, first + width);
       float* row =
           target.out ? target.out + int64_t{first} * epilogue_->stride() : reinterpret_cast<float*>(context.scratch_of(thread));
-      for (int x = 0; x < width; x++)
-        context.kernels->pool(window_.tile(context.values[input_], 0, y, x, row + int64_t{x} * epilogue_->stride()));
+      const PoolSpan rows = window_.rows(y);
+      const int64_t top = rows.first < rows.last ? int64_t{rows.first} * input_row_ : 0;
+      window_.pool(*context.kernels, context.values[input_] + top, rows.first, rows.last, y, row);
       if (epilogue_->has_work())
         context.kernels->epilogue(epilogue_->params(), target, row, epilogue_->stride(), first, first + width, 0,
                                   epilogue_->stride());
@@ -61,6 +63,7 @@ class PoolTask : public Task {
  private:
   PoolWindow window_;
   int input_;
+  int64_t input_row_;  // floats
   std::unique_ptr<Epilogue> epilogue_;
 };
 

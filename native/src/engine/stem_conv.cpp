@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "../kernels/stem.h"
+#include "aligned.h"
 #include "pooled_rows.h"
 #include "window.h"
 
@@ -253,7 +254,7 @@ class StemConv : public Task {
   int tiles_;                 // of a row
   int64_t line_;              // numbers of a line
   std::unique_ptr<Epilogue> epilogue_;
-  std::vector<Number> weights_;         // [block of 16 filters], each as in stem.h
+  AlignedVector<Number> weights_;       // [block of 16 filters], each as in stem.h
   std::unique_ptr<PooledRows> pooled_;  // if there is a pool
   Cut cut_;                             // otherwise: rows of tiles
   int64_t lines_at_ = 0;                // bytes, in a thread's scratch

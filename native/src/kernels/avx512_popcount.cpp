@@ -48,14 +48,14 @@ struct Sums {
   __m512i ones[N], twos[N];
 };
 
-// Leaves the new ones in `next`; `ones` has no use afterwards.
+// Leaves the new ones in `next`; `ones` has no use afterwards. a: the windows of the pixels. k: the place of the pair.
 template <int P, int F>
-UNFLIP_INLINE void add_pair(__m512i* ones, __m512i* next, __m512i* twos, const uint32_t* window, int64_t step, const uint32_t* w) {
+UNFLIP_INLINE void add_pair(__m512i* ones, __m512i* next, __m512i* twos, const uint32_t* const* a, int64_t k, const uint32_t* w) {
 #pragma GCC unroll 8
   for (int i = 0; i < P * F; i++) {
-    const __m512i x = _mm512_xor_si512(load(w + i % F * 16), spread(window + i / F * step));
+    const __m512i x = _mm512_xor_si512(load(w + i % F * 16), spread(a[i / F] + k));
     next[i] = load(w + (F + i % F) * 16);
-    xor_both(next[i], ones[i], spread(window + i / F * step + 1));
+    xor_both(next[i], ones[i], spread(a[i / F] + k + 1));
     count_carries(ones[i], x, next[i]);
     add(twos[i], ones[i]);
   }
@@ -63,11 +63,11 @@ UNFLIP_INLINE void add_pair(__m512i* ones, __m512i* next, __m512i* twos, const u
 
 // The ones start with the single word before the pairs, if there is one.
 template <int P, int F>
-UNFLIP_INLINE void begin(Sums<P, F>& s, const uint32_t* window, int64_t step, const uint32_t* w, bool single) {
+UNFLIP_INLINE void begin(Sums<P, F>& s, const uint32_t* const* a, const uint32_t* w, bool single) {
 #pragma GCC unroll 8
   for (int i = 0; i < P * F; i++) {
     s.ones[i] = s.twos[i] = _mm512_setzero_si512();
-    if (single) s.ones[i] = _mm512_xor_si512(load(w + i % F * 16), spread(window + i / F * step + 1));
+    if (single) s.ones[i] = _mm512_xor_si512(load(w + i % F * 16), spread(a[i / F] + 1));
   }
 }
 
@@ -88,23 +88,24 @@ UNFLIP_INLINE void store(const Sums<P, F>& s, uint16_t* counts) {
 template <int P, int F>
 void run_tile(const PopcountTile& t) {
   Sums<P, F> sums;
-  const uint32_t *window = t.windows, *w = t.weights;
-  const int64_t step = t.window_step;
-  const bool single = t.words % 2;
-  int pairs = t.words / 2;
-  if (single) {
-    begin(sums, window, step, w, true);
-    window += 2, w += 16 * F;
+  const uint32_t *a[P], *w = t.weights;
+#pragma GCC unroll 8
+  for (int p = 0; p < P; p++) a[p] = t.windows[p];
+  if (t.words % 2) {
+    begin(sums, a, w, true);
+    w += 16 * F;
   } else {
-    begin(sums, window, step, w, false);
+    begin(sums, a, w, false);
   }
   __m512i next[P * F];
-  for (; pairs > 1; pairs -= 2, window += 4, w += 64 * F) {
-    add_pair<P, F>(sums.ones, next, sums.twos, window, step, w);
-    add_pair<P, F>(next, sums.ones, sums.twos, window + 2, step, w + 32 * F);
+  const int32_t* pair = t.pairs;
+  int pairs = t.words / 2;
+  for (; pairs > 1; pairs -= 2, pair += 2, w += 64 * F) {
+    add_pair<P, F>(sums.ones, next, sums.twos, a, pair[0], w);
+    add_pair<P, F>(next, sums.ones, sums.twos, a, pair[1], w + 32 * F);
   }
   if (pairs) {
-    add_pair<P, F>(sums.ones, next, sums.twos, window, step, w);
+    add_pair<P, F>(sums.ones, next, sums.twos, a, pair[0], w);
 #pragma GCC unroll 8
     for (int i = 0; i < P * F; i++) sums.ones[i] = next[i];
   }

@@ -406,31 +406,38 @@ void sum_counts(const CountSums& s) {
 // ------------------------------------------------------------------------------------------------------------------- pooling
 
 template <class V, int N>
-UNFLIP_INLINE void pool_vectors(const PoolTile& t, int channel) {
+UNFLIP_INLINE void pool_window(const PoolTile& t, const float* window, float* out) {
   RegisterTile<V, 1, N> all;
-  const V start = V::set(t.max ? -__builtin_inff() : 0.f);
-  all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = start; });
+  const V start = V::set(t.max ? -__builtin_inff() : 0.f), divisor = V::set(t.divisor);
+  if (t.begins)
+    all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = start; });
+  else
+    all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = V::load(out + c); });
   for (int r = 0; r < t.rows; r++)
     for (int k = 0; k < t.columns; k++) {
-      const float* p = t.input + r * t.row_stride + k * t.column_stride + channel;
+      const float* p = window + r * t.row_stride + k * t.column_stride;
       if (t.max)
         all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = V::larger(V::load(p + c), v); });
       else
         all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v = v + V::load(p + c); });
     }
-  if (!t.max) {
-    const V divisor = V::set(t.divisor);
-    all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = v / divisor; });
-  }
-  float* out = t.out + channel;
+  if (!t.max && t.ends) all.each([=](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = v / divisor; });
   all.each([=](V& v, int, int c) UNFLIP_LAMBDA_INLINE { v.store(out + c); });
 }
 
+template <class V, int N>
+UNFLIP_INLINE void pool_windows(const PoolTile& t, int channel) {
+  const float* window = t.input + channel;
+  float* out = t.out + channel;
+  for (int i = 0; i < t.windows; i++, window += t.window_stride, out += t.channels) pool_window<V, N>(t, window, out);
+}
+
 template <class V>
-void pool(const PoolTile& t) {
+void pool(const PoolTile& tile) {
+  const PoolTile t = tile;  // a local copy, for the same reason as in Job
   int c = 0;
-  for (; c + 64 <= t.channels; c += 64) pool_vectors<V, 64 / V::kWidth>(t, c);
-  for (; c < t.channels; c += kLanes) pool_vectors<typename V::Eight, 1>(t, c);
+  for (; c + 64 <= t.channels; c += 64) pool_windows<V, 64 / V::kWidth>(t, c);
+  for (; c < t.channels; c += kLanes) pool_windows<typename V::Eight, 1>(t, c);
 }
 
 }  // namespace

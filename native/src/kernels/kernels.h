@@ -113,14 +113,17 @@ struct CountSums {
 
 // ------------------------------------------------------------------------------------------------------------------- pooling
 // Over a window of rows x columns pixels. The sum starts at 0 and adds the pixels row by row.
+// Adjacent windows of one row, with the same number of columns.
 struct PoolTile {
-  const float* input = nullptr;  // the window's first pixel
-  int rows = 0, columns = 0;
-  int64_t row_stride = 0, column_stride = 0;  // floats
-  int channels = 0;                           // multiple of 8
-  bool max = false;                           // p > m ? p : m, from -infinity
-  float divisor = 1;                          // of the sum
-  float* out = nullptr;
+  const float* input = nullptr;  // the first window's first pixel
+  int windows = 0;
+  int rows = 0, columns = 0;                                     // of a window
+  int64_t row_stride = 0, column_stride = 0, window_stride = 0;  // floats
+  int channels = 0;                                              // multiple of 8
+  bool max = false;                                              // p > m ? p : m, from -infinity; or the mean
+  bool begins = true, ends = true;                               // rows before them are in `out`; more rows will follow
+  float divisor = 1;                                             // of the sum
+  float* out = nullptr;                                          // [window][channels]
 };
 
 // ----------------------------------------------------------------------------------------------------- float convolution
@@ -231,11 +234,11 @@ struct WindowCopy {
 struct PopcountTile {
   int filters = 0;  // 32 (up to four pixels) or 16 (up to eight)
   int pixels = 0;
-  int words = 0;                      // of a window
-  const uint32_t* windows = nullptr;  // of the first pixel, paired
-  int64_t window_step = 0;            // words from one pixel's window to the next; even
-  const uint32_t* weights = nullptr;  // paired, 64-byte aligned
-  uint16_t* counts = nullptr;         // [pixel][filters]
+  int words = 0;                             // of a window
+  const uint32_t* const* windows = nullptr;  // of each pixel, paired; a single word is the second one
+  const int32_t* pairs = nullptr;            // the place of each pair in a window, in words
+  const uint32_t* weights = nullptr;         // paired, 64-byte aligned
+  uint16_t* counts = nullptr;                // [pixel][filters]
 };
 
 struct Kernels {

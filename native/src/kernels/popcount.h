@@ -24,6 +24,8 @@
 //
 //     | 0 | a | b0 | b0 ^ b1 | c0 | c0 ^ c1 | ...
 //
+// If a pixel of the code has a whole number of pairs, windows need not be copied: all windows of a strip share its rows, paired.
+//
 // Weights: for each block of filters and each word, as above but without the zero, one vector of 16 filters' words, or two: those
 // of the even and of the odd filters of 32. Then even | odd << 16 are the 32 counts in order.
 #pragma once
@@ -71,13 +73,13 @@ inline void popcount_tile_plain(const PopcountTile& t) {
   const int odd = t.words % 2;
   for (int p = 0; p < t.pixels; p++)
     for (int f = 0; f < t.filters; f++) {
-      const uint32_t* a = t.windows + p * t.window_step + odd;
       const uint32_t* w = t.weights + popcount_position(t.filters, f);
-      int count = 0;
-      for (int k = 0; k < t.words; k++) {
-        const uint32_t x = a[k] ^ w[int64_t{k} * t.filters];
-        const bool second = k && k % 2 != odd;  // the second word of a pair
-        count += __builtin_popcount(second ? x ^ a[k - 1] ^ w[int64_t{k - 1} * t.filters] : x);
+      int count = odd ? __builtin_popcount(t.windows[p][1] ^ w[0]) : 0;
+      w += odd * t.filters;
+      for (int k = 0; k < t.words / 2; k++, w += 2 * t.filters) {
+        const uint32_t* a = t.windows[p] + t.pairs[k];
+        const uint32_t first = a[0] ^ w[0], second = a[1] ^ w[t.filters] ^ first;
+        count += __builtin_popcount(first) + __builtin_popcount(second);
       }
       t.counts[p * t.filters + f] = static_cast<uint16_t>(count);
     }
