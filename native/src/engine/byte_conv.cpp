@@ -123,7 +123,7 @@ class ByteConv : public Task {
  private:
   int taps() const { return window_.kernel.h * window_.kernel.w; }
   int group_blocks() const { return (group_filters_ + kFloatBlock - 1) / kFloatBlock; }
-  int64_t block_bytes() const { return static_cast<int64_t>(segments_.size()) * segment_steps_ * kStep; }
+  int64_t block_bytes() const { return static_cast<int64_t>(steps_.size()) * kStep; }
 
   // A row of taps is one segment if its bytes are contiguous.
   void choose_segments() {
@@ -131,8 +131,9 @@ class ByteConv : public Task {
     segment_taps_ = rows ? window_.kernel.w : 1;
     segment_steps_ = (segment_taps_ * channels_ + kByteGroup - 1) / kByteGroup;
     for (int t = 0; t < taps(); t += segment_taps_)
-      segments_.push_back(t / window_.kernel.w * window_.dilation.h * layout_.row_bytes +
-                          int64_t{t % window_.kernel.w} * window_.dilation.w * layout_.pixel_bytes);
+      for (int k = 0; k < segment_steps_; k++)
+        steps_.push_back(t / window_.kernel.w * window_.dilation.h * layout_.row_bytes +
+                         int64_t{t % window_.kernel.w} * window_.dilation.w * layout_.pixel_bytes + k * kByteGroup);
   }
 
   // The filters of a group fill whole blocks; those after them are 0.
@@ -196,9 +197,8 @@ class ByteConv : public Task {
 
   ByteTile new_tile(int block) const {
     ByteTile tile;
-    tile.segments = segments_.data();
-    tile.segment_count = static_cast<int>(segments_.size());
-    tile.segment_steps = segment_steps_;
+    tile.steps = steps_.data();
+    tile.step_count = static_cast<int>(steps_.size());
     tile.weights = &weights_[block * block_bytes()];
     tile.minus = &minus_[block * kFloatBlock];
     tile.scale = &scale_[block * kFloatBlock];
@@ -259,7 +259,7 @@ class ByteConv : public Task {
   int input_;
   CodeLayout layout_;
   int channels_, groups_, group_filters_;
-  std::vector<int64_t> segments_;
+  std::vector<int64_t> steps_;  // the place of each, relative to a window's start
   int segment_taps_ = 1, segment_steps_ = 1;
   AlignedVector<int8_t> weights_;  // [group][block][step][16 filters][4]
   AlignedVector<int32_t> minus_;   // [group][block][16 filters]

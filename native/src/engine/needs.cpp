@@ -205,7 +205,7 @@ TaskNeeds byte_conv_needs(const Op& op, const Op* pool, bool stores_floats) {
   const int64_t stride = padded(c.filters);
   const Size blocks = Size(c.groups) * parts(c.filters / c.groups, kFloatBlock);
   TaskNeeds n;
-  n.kept = blocks * kFloatBlock * (byte_steps(c) * kByteGroup + 8) + kGrowth * taps_of(c) * 8 + kPart;
+  n.kept = blocks * kFloatBlock * (byte_steps(c) * kByteGroup + 8) + kGrowth * byte_steps(c) * 8 + kPart;
   n.load_work = Size(c.filters) * taps_of(c) * c.channels * 8 + n.kept;
   if (pool != nullptr) {
     n.thread_scratch = PooledRows::bytes(*pool, op.shape.width, stride, 1) + kPart;

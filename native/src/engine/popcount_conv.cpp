@@ -197,12 +197,13 @@ class PopcountConv : public Task {
   // The place of each pixel's window in the scratch, for each plane.
   void find_windows(const uint32_t* windows, int group, int first, int last, const uint32_t** places) const {
     const int width = window_.out.width, top = first / width;
-    const int64_t rows = (layout_.top - window_.top + int64_t{top} * window_.stride.h) * layout_.row_bytes;  // the first one copied
+    const int64_t step = in_rows_ ? int64_t{window_.stride.w} * layout_.pixel_bytes / 4 : window_step();
+    const int64_t row = (window_at(top, 0) - (layout_.left - window_.left) * int64_t{layout_.pixel_bytes});  // the first one copied
     for (int p = 0; p < sums_.planes(); p++, windows += plane_words_)
-      for (int pixel = first, y = top, x = first - top * width; pixel < last; pixel++) {
-        const int64_t at = in_rows_ ? (window_at(y, x) - rows + group * group_bytes_) / 4 : int64_t{pixel - first} * window_step();
-        *places++ = windows + at;
-        if (++x == width) x = 0, y++;
+      for (int pixel = first, y = top, x = first - top * width, end; pixel < last; pixel = end, x = 0, y++) {
+        end = std::min(pixel + width - x, last);
+        const uint32_t* at = windows + (in_rows_ ? (window_at(y, x) - row + group * group_bytes_) / 4 : (pixel - first) * step);
+        for (int i = pixel; i < end; i++, at += step) *places++ = at;
       }
   }
 

@@ -212,25 +212,23 @@ struct Widened {
 template <int P, int N>
 void byte_tile_of(const ByteTile& t) {
   constexpr int kStep = kFloatBlock * kByteGroup, kHalf = kStep / 2;
-  const int64_t block = int64_t{t.segment_count} * t.segment_steps * kStep;
+  const int64_t block = int64_t{t.step_count} * kStep;
   RegisterTile<ByteSums, P, N> all;
   all.each([&](ByteSums& s, int, int c) UNFLIP_LAMBDA_INLINE {
     s.v = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(t.minus + c)));
   });
   const int8_t* w = t.weights;
-  for (int s = 0; s < t.segment_count; s++) {
-    const uint8_t* in[P];
-    for (int p = 0; p < P; p++) in[p] = t.input[p] + t.segments[s];
-    for (int64_t k = 0; k < t.segment_steps; k++, w += kStep) {
-      Widened weights[N], input[P];
-      for (int n = 0; n < N; n++) weights[n] = Widened::of_weights(w + n / 2 * block + n % 2 * kHalf);
-      for (int p = 0; p < P; p++) input[p] = Widened::of_input(in[p] + k * kByteGroup);
-      all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
-        const Widened &x = input[p], &y = weights[c / kLanes];
-        sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.even, y.even));
-        sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.odd, y.odd));
-      });
-    }
+  const uint8_t* in[P];
+  for (int p = 0; p < P; p++) in[p] = t.input[p];
+  for (int s = 0; s < t.step_count; s++, w += kStep) {
+    Widened weights[N], input[P];
+    for (int n = 0; n < N; n++) weights[n] = Widened::of_weights(w + n / 2 * block + n % 2 * kHalf);
+    for (int p = 0; p < P; p++) input[p] = Widened::of_input(in[p] + t.steps[s]);
+    all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
+      const Widened &x = input[p], &y = weights[c / kLanes];
+      sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.even, y.even));
+      sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.odd, y.odd));
+    });
   }
   all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
     if (c < t.filters) _mm256_storeu_ps(t.out[p] + c, _mm256_mul_ps(_mm256_cvtepi32_ps(sums.v), _mm256_loadu_ps(t.scale + c)));

@@ -187,20 +187,20 @@ UNFLIP_INLINE void add_products(__m512i& sum, __m512i x, __m512i w) {
 template <int Pixels, int Blocks>
 void byte_tile(const ByteTile& t) {
   constexpr int kStep = kFloatBlock * kByteGroup;
-  const int64_t block = int64_t{t.segment_count} * t.segment_steps * kStep;
+  const int64_t block = int64_t{t.step_count} * kStep;
   RegisterTile<ByteSums, Pixels, Blocks> all;
   all.each([&](ByteSums& sums, int, int c) UNFLIP_LAMBDA_INLINE {
     sums.v = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(t.minus + c));
   });
   const int8_t* w = t.weights;
-  for (int s = 0; s < t.segment_count; s++) {
-    const uint8_t* in[Pixels];
+  const uint8_t* in[Pixels];
 #pragma GCC unroll 6
-    for (int p = 0; p < Pixels; p++) in[p] = t.input[p] + t.segments[s];
-    for (int64_t k = 0; k < int64_t{t.segment_steps} * kByteGroup; k += kByteGroup, w += kStep)
-      all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
-        add_products(sums.v, broadcast_four(in[p] + k), _mm512_loadu_si512(w + c / kFloatBlock * block));
-      });
+  for (int p = 0; p < Pixels; p++) in[p] = t.input[p];
+  for (int s = 0; s < t.step_count; s++, w += kStep) {
+    const int64_t step = t.steps[s];
+    all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
+      add_products(sums.v, broadcast_four(in[p] + step), _mm512_loadu_si512(w + c / kFloatBlock * block));
+    });
   }
   const bool half = t.filters % kFloatBlock != 0;  // of the last block
   all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {

@@ -34,14 +34,11 @@ inline void interleave_bytes(const uint8_t* from, int64_t plane, int64_t count, 
 
 inline int32_t byte_sum(const ByteTile& t, int pixel, int filter) {
   constexpr int kStep = kFloatBlock * kByteGroup;
-  const int64_t block = int64_t{t.segment_count} * t.segment_steps * kStep;
+  const int64_t block = int64_t{t.step_count} * kStep;
   const int8_t* w = t.weights + filter / kFloatBlock * block + filter % kFloatBlock * kByteGroup;
   int64_t sum = -int64_t{t.minus[filter]};
-  for (int s = 0; s < t.segment_count; s++) {
-    const uint8_t* in = t.input[pixel] + t.segments[s];
-    for (int k = 0; k < t.segment_steps; k++, w += kStep, in += kByteGroup)
-      for (int i = 0; i < kByteGroup; i++) sum += in[i] * w[i];
-  }
+  for (int s = 0; s < t.step_count; s++, w += kStep)
+    for (int i = 0; i < kByteGroup; i++) sum += t.input[pixel][t.steps[s] + i] * w[i];
   return static_cast<int32_t>(sum);
 }
 

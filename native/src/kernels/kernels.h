@@ -153,10 +153,10 @@ constexpr int kByteGroup = 4;   // whole numbers per step: the unit of dot-produ
 struct ByteTile {
   const uint8_t* input[kBytePixels] = {};  // each pixel's window
   int pixels = 0;                          // 1 .. Kernels::byte_pixels
-  const int64_t* segments = nullptr;       // the start of each, relative to the window's start
-  int segment_count = 0, segment_steps = 0;  // a segment has 4 * segment_steps bytes
-  const int8_t* weights = nullptr;           // of the first block of 16 filters: [block][step][filter][4]
-  const int32_t* minus = nullptr;            // the sum of weight * (zero - Kernels::byte_bias)
+  const int64_t* steps = nullptr;          // the place of each step's four bytes, relative to the window's start
+  int step_count = 0;
+  const int8_t* weights = nullptr;  // of the first block of 16 filters: [block][step][filter][4]
+  const int32_t* minus = nullptr;   // the sum of weight * (zero - Kernels::byte_bias)
   const float* scale = nullptr;
   int filters = 0;  // multiple of 8; at most Kernels::float_filters, or 64 with one pixel
   float* out[kBytePixels] = {};

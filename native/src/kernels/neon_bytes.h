@@ -27,27 +27,25 @@ struct FilterSums {
 template <class Sums, int P, int B>
 void byte_tile_of(const ByteTile& t) {
   constexpr int kStep = kFloatBlock * kByteGroup;
-  const int64_t block = int64_t{t.segment_count} * t.segment_steps * kStep;
+  const int64_t block = int64_t{t.step_count} * kStep;
   RegisterTile<FilterSums<Sums>, P, B> all;
   all.each([](FilterSums<Sums>& s, int, int) UNFLIP_LAMBDA_INLINE {
     for (int i = 0; i < 4; i++) s.v[i].clear();
   });
   const int8_t* w = t.weights;
-  for (int s = 0; s < t.segment_count; s++) {
-    const uint8_t* in[P];
-    for (int p = 0; p < P; p++) in[p] = t.input[p] + t.segments[s];
-    for (int64_t k = 0; k < t.segment_steps; k++, w += kStep) {
-      int8x16_t x[P];
-      for (int p = 0; p < P; p++) {
-        uint32_t four;
-        __builtin_memcpy(&four, in[p] + k * kByteGroup, sizeof four);
-        x[p] = vreinterpretq_s8_u32(vdupq_n_u32(four ^ 0x80808080u));
-      }
-      all.each([&](FilterSums<Sums>& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
-        const int8_t* weights = w + c / kLanes * block;
-        for (int i = 0; i < 4; i++) sums.v[i].add(vld1q_s8(weights + 16 * i), x[p]);
-      });
+  const uint8_t* in[P];
+  for (int p = 0; p < P; p++) in[p] = t.input[p];
+  for (int s = 0; s < t.step_count; s++, w += kStep) {
+    int8x16_t x[P];
+    for (int p = 0; p < P; p++) {
+      uint32_t four;
+      __builtin_memcpy(&four, in[p] + t.steps[s], sizeof four);
+      x[p] = vreinterpretq_s8_u32(vdupq_n_u32(four ^ 0x80808080u));
     }
+    all.each([&](FilterSums<Sums>& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
+      const int8_t* weights = w + c / kLanes * block;
+      for (int i = 0; i < 4; i++) sums.v[i].add(vld1q_s8(weights + 16 * i), x[p]);
+    });
   }
   all.each([&](FilterSums<Sums>& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
     const int first = c / kLanes * kFloatBlock;

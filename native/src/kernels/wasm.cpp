@@ -267,29 +267,27 @@ constexpr int kBytePart = 2;  // pixels by 16 filters, in 8 registers
 template <int P>
 void byte_part(const ByteTile& t, int filter) {
   constexpr int kStep = kFloatBlock * kByteGroup;
-  const int64_t block = int64_t{t.segment_count} * t.segment_steps * kStep;
+  const int64_t block = int64_t{t.step_count} * kStep;
   RegisterTile<ByteSums, P, 1> all;
   all.each([&](ByteSums& sums, int, int) UNFLIP_LAMBDA_INLINE {
     UNFLIP_UNROLL
     for (int i = 0; i < 4; i++) sums.v[i] = wasm_i32x4_const_splat(0);
   });
   const int8_t* w = t.weights + filter / kFloatBlock * block;
-  for (int s = 0; s < t.segment_count; s++) {
-    const uint8_t* in[P];
+  const uint8_t* in[P];
+  UNFLIP_UNROLL
+  for (int p = 0; p < P; p++) in[p] = t.input[p];
+  for (int s = 0; s < t.step_count; s++, w += kStep) {
+    Widened x[P];
     UNFLIP_UNROLL
-    for (int p = 0; p < P; p++) in[p] = t.input[p] + t.segments[s];
-    for (int64_t k = 0; k < t.segment_steps; k++, w += kStep) {
-      Widened x[P];
-      UNFLIP_UNROLL
-      for (int p = 0; p < P; p++) x[p] = Widened::of_input(in[p] + k * kByteGroup);
-      UNFLIP_UNROLL
-      for (int i = 0; i < 4; i++) {
-        const Widened y = Widened::of_weights(w + 16 * i);
-        all.each([&](ByteSums& sums, int p, int) UNFLIP_LAMBDA_INLINE {
-          sums.v[i] = wasm_i32x4_add(sums.v[i], wasm_i32x4_dot_i16x8(x[p].even, y.even));
-          sums.v[i] = wasm_i32x4_add(sums.v[i], wasm_i32x4_dot_i16x8(x[p].odd, y.odd));
-        });
-      }
+    for (int p = 0; p < P; p++) x[p] = Widened::of_input(in[p] + t.steps[s]);
+    UNFLIP_UNROLL
+    for (int i = 0; i < 4; i++) {
+      const Widened y = Widened::of_weights(w + 16 * i);
+      all.each([&](ByteSums& sums, int p, int) UNFLIP_LAMBDA_INLINE {
+        sums.v[i] = wasm_i32x4_add(sums.v[i], wasm_i32x4_dot_i16x8(x[p].even, y.even));
+        sums.v[i] = wasm_i32x4_add(sums.v[i], wasm_i32x4_dot_i16x8(x[p].odd, y.odd));
+      });
     }
   }
   all.each([&](ByteSums& sums, int p, int) UNFLIP_LAMBDA_INLINE {
