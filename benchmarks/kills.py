@@ -133,23 +133,27 @@ class Campaign:
     def __init__(self, case: Case, work: Path, generator: random.Random) -> None:
         self.case, self.work, self.random = case, work, generator
         self.kills = self.ends = 0
-        self.expected, self.seconds = self._undisturbed("first")
-        again, _ = self._undisturbed("second")
+        self.expected, self.seconds = self._undisturbed()
+        again, _ = self._undisturbed()
         self._compare(again, "a second undisturbed run")
 
-    def _undisturbed(self, name: str) -> tuple[dict[str, str], float]:
-        out = self.work / name
+    def _new_folder(self) -> Path:
+        """Always the same one, because a study writes its name into files."""
+        out = self.work / "out"
+        shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
+        return out
+
+    def _undisturbed(self) -> tuple[dict[str, str], float]:
+        out = self._new_folder()
         began = time.monotonic()
         run(self.case.command(out))
         return contents(out), time.monotonic() - began
 
     def until_the_end(self, most: int) -> None:
         """Start, kill and start again in one folder until the command ends by itself or ``most`` kills are done."""
-        out, log = self.work / "killed", self.work / "killed.log"
-        shutil.rmtree(out, ignore_errors=True)
+        out, log = self._new_folder(), self.work / "killed.log"
         log.unlink(missing_ok=True)
-        out.mkdir()
         for _ in range(most):
             process = start(self.case.command(out), log)
             try:
