@@ -12,7 +12,6 @@ from onnx_net import Net
 from torch import nn
 
 from unflip import models
-from unflip.export.plain_c.plan import REFUSED
 from unflip.packing import Packed, make_packed
 from unflip.packing.describe import value_shapes
 
@@ -154,7 +153,7 @@ def trained(name: str, method: str, size: int, **options: Any) -> Packed:
 def networks() -> dict[str, Packed]:
     torch.manual_seed(0)
     seeds = runpy.run_path(str(ROOT / "native" / "fuzz" / "seeds.py"))["seeds"]()
-    found = {f"seed_{name}": packed for name, packed in seeds.items() if not _refused(packed)}
+    found = {f"seed_{name}": packed for name, packed in seeds.items()}
     sizes = [(6, 7), (8, 32), (9, 33), (4, 8), (5, 16), (16, 16), (3, 40)]
     for i, (code, size) in enumerate(zip(CODES, sizes, strict=True)):
         window = list(WINDOWS)[i]
@@ -170,7 +169,3 @@ def networks() -> dict[str, Packed]:
     found["resnet20"] = trained("resnet20", "reactnet", 8, width=4)
     found["vgg"] = trained("vgg_small", "dorefa", 8, width=4, image_size=8)
     return found
-
-
-def _refused(packed: Packed) -> bool:
-    return any(op["op"] in REFUSED for op in packed.graph["ops"])

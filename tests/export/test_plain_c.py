@@ -17,7 +17,7 @@ import unflip
 from unflip.export.plain_c.arena import Place, assign
 from unflip.export.plain_c.check import FLAGS, differences, scores_of
 from unflip.export.plain_c.export import export_c, to_c
-from unflip.export.plain_c.plan import REFUSED, make_plan
+from unflip.export.plain_c.plan import make_plan
 from unflip.packing import PackedFileError
 from unflip.packing.file import write
 from unflip.runtime.images import normalized
@@ -134,14 +134,6 @@ def test_undefined_symbols(library: Library, tmp_path: Path) -> None:
         kinds = [line.split()[-2:] for line in symbols.splitlines()]
         assert {symbol for kind, symbol in kinds if kind == "U"} <= {"memcpy"}
         assert not [symbol for kind, symbol in kinds if kind in "bBdDC"]
-
-
-@pytest.mark.parametrize("op", REFUSED)
-def test_refused_ops(op: str) -> None:
-    net = Net((4, 1, 1))
-    net.op(op, 0)
-    with pytest.raises(PackedFileError, match=f"{op} '{op}0' is not supported in plain C: .* pack"):
-        to_c(net.packed(), "net")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from unflip.export.plain_c.arena import Place, assign
 from unflip.export.plain_c.geometry import CodeLayout, Geometry, is_stem, is_vector
-from unflip.export.plain_c.plan import Conv, Plan, Task
+from unflip.export.plain_c.plan import ByteRange, Conv, Plan, Task
 from unflip.export.plain_c.shorts import Shorts
+from unflip.export.plain_c.weights import window_numbers
+
+F32 = np.float32
 
 SLACK = 16  # bytes that a vector may read beyond a channel
 STEM_FLOATS = 90  # nine rows of ten terms
@@ -119,6 +124,8 @@ class Memory:
         assert conv is not None
         if self.is_binary(task):
             return 0 if self.codes[task.inputs[0]].packed else self._binary_scratch(task, conv)
+        if conv.bytes is not None:
+            return 4 * task.out[0] * task.out[2] + 2 * window_numbers(conv)
         channels = self.plan.shapes[task.inputs[0]][0]
         floats = self.levels(task) + task.out[0] * task.out[2]
         if is_stem(task):
@@ -127,8 +134,11 @@ class Memory:
         return 4 * (floats + conv.shape[2] * columns * conv.shape[1])
 
     def levels(self, task: Task) -> int:
-        """Floats of the table that turns pixels into numbers."""
-        return 256 * self.plan.shapes[0][0] if self.direct and task.inputs[0] == 0 else 0
+        """Floats of the table that turns pixels into numbers. Bytes need none."""
+        assert task.conv is not None
+        if not self.direct or task.inputs[0] != 0 or task.conv.bytes is not None:
+            return 0
+        return 256 * self.plan.shapes[0][0]
 
     def _binary_scratch(self, task: Task, conv: Conv) -> int:
         code = self.codes[task.inputs[0]]
@@ -162,14 +172,22 @@ def _roots(plan: Plan) -> list[int]:
 
 
 def _reads_input_directly(plan: Plan) -> bool:
-    """Whether only float convolutions read the input, so that it need not be copied."""
+    """Whether only one convolution of floats or pixels reads the input, so that it need not be copied."""
     readers = [t for t in plan.tasks if 0 in t.reads()]
-    as_operand = any(s.get("value") == 0 for t in plan.tasks for s in t.steps)
-    unit = any(t.quantizer is not None and t.quantizer.unit == 0 for t in plan.tasks)
-    return (
-        len(readers) == 1
-        and all(t.kind == "conv" for t in readers)
-        and not as_operand
-        and not unit
-        and 0 not in plan.outputs
-    )
+    if len(readers) != 1 or readers[0].kind != "conv" or 0 in plan.outputs:
+        return False
+    [task] = readers
+    assert task.conv is not None
+    if task.conv.range is not None and not _are_pixels(plan, task.conv.range):
+        return False
+    return task.reads().count(0) == 1 and task.inputs == [0]
+
+
+def _are_pixels(plan: Plan, given: ByteRange) -> bool:
+    """Whether the whole number of every normalized pixel is that pixel."""
+    pixels = np.arange(256, dtype=F32)
+    x = np.broadcast_to(pixels / F32(255), (plan.shapes[0][0], 256))
+    if plan.preprocess is not None:
+        mean, std = (np.array(plan.preprocess[key], F32)[:, None] for key in ("mean", "std"))
+        x = (x - mean) / std
+    return bool((given.numbers(x) == pixels).all())
