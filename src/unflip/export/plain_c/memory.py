@@ -125,13 +125,12 @@ class Memory:
         if self.is_binary(task):
             return 0 if self.codes[task.inputs[0]].packed else self._binary_scratch(task, conv)
         if conv.bytes is not None:
-            return 4 * task.out[0] * task.out[2] + 2 * window_numbers(conv)
+            return 4 * task.out[0] * task.out[2] + 2 * (line_numbers(task) + window_numbers(conv))
         channels = self.plan.shapes[task.inputs[0]][0]
         floats = self.levels(task) + task.out[0] * task.out[2]
         if is_stem(task):
             return 4 * (floats + task.out[0] * task.out[2] + STEM_FLOATS + 100 * channels)
-        columns = (task.out[2] - 1) * conv.stride[1] + (conv.shape[3] - 1) * conv.dilation[1] + 1
-        return 4 * (floats + conv.shape[2] * columns * conv.shape[1])
+        return 4 * (floats + line_numbers(task))
 
     def levels(self, task: Task) -> int:
         """Floats of the table that turns pixels into numbers. Bytes need none."""
@@ -160,6 +159,14 @@ class Memory:
             if t.conv is not None and self.is_binary(t) and not self.codes[t.inputs[0]].packed
         ]
         return 4 if max(steps, default=0) >= 1 << 16 else 2
+
+
+def line_numbers(task: Task) -> int:
+    """Numbers of the input's rows that one row of the output of a convolution needs."""
+    conv = task.conv
+    assert conv is not None
+    columns = (task.out[2] - 1) * conv.stride[1] + (conv.shape[3] - 1) * conv.dilation[1] + 1
+    return conv.shape[2] * columns * conv.shape[1]
 
 
 def _roots(plan: Plan) -> list[int]:

@@ -26,7 +26,7 @@ from unflip.export.plain_c.listing import (
     kernel,
     shape_text,
 )
-from unflip.export.plain_c.memory import SLACK, Memory
+from unflip.export.plain_c.memory import SLACK, Memory, line_numbers
 from unflip.export.plain_c.plan import Plan, Task
 from unflip.export.plain_c.shorts import Shorts
 from unflip.export.plain_c.sums import Sums, binary_sums, whole_numbers
@@ -311,11 +311,14 @@ class _Writer:
         )
         layer = self.constants.text("struct u_bytes", "", body, 84)
         row = self.memory.scratch[i].offset
-        window = f"(int16_t *)(void *)(arena + {row + 4 * task.out[0] * task.out[2]})"
+        lines = row + 4 * task.out[0] * task.out[2]
+        window = lines + 2 * line_numbers(task)
+        places = [f"(int16_t *)(void *)(arena + {place})" for place in (lines, window)]
+        places.append(f"(int32_t *)(void *)(arena + {row})")
         return [
             "{",
             *self._source(task, "0"),
-            f"  u_byte_conv(&{layer}, &in, {window}, (int32_t *)(void *)(arena + {row}), {function}, &{numbers}, run);",
+            f"  u_byte_conv(&{layer}, &in, {', '.join(places)}, {function}, &{numbers}, run);",
             "}",
         ]
 
