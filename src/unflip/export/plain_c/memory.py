@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from unflip.export.plain_c.arena import Place, assign
+from unflip.export.plain_c.arena import Place, assign, ends_in_use
 from unflip.export.plain_c.geometry import CodeLayout, Geometry, is_stem, is_vector
 from unflip.export.plain_c.plan import ByteRange, Conv, Plan, Task
 from unflip.export.plain_c.shorts import Shorts
@@ -24,20 +24,24 @@ class Memory:
     def __init__(self, plan: Plan, shorts: Shorts) -> None:
         self.plan, self.shorts = plan, shorts
         self.roots = _roots(plan)
-        self.codes = {v: self._layout(v) for v in plan.quantizers}
+        self.codes = self._layouts()
         self.direct = _reads_input_directly(plan)
         self.offset_bytes = self._offset_bytes()
         self.places, self.scratch, self.ready = self._places()
         self.arena = max(assign(self._all_places()), 8)
+        self.ends = ends_in_use(self._all_places(), 2 * len(plan.tasks))
 
     def offset(self, value: int) -> int:
         return self.places[self.roots[value]].offset
 
-    def _layout(self, value: int) -> CodeLayout:
-        shape, planes = self.plan.shapes[value], self.plan.quantizers[value].planes
-        readers = [t for t in self.plan.tasks if value in t.inputs and t.kind == "conv"]
-        packed = shape[1:] == (1, 1) and all(is_vector(t) for t in readers)
-        return CodeLayout(shape, planes, packed)
+    def _layouts(self) -> dict[int, CodeLayout]:
+        unpacked = {t.inputs[0] for t in self.plan.tasks if t.kind == "conv" and not is_vector(t)}
+        found = {}
+        for value, quantizer in self.plan.quantizers.items():
+            shape = self.plan.shapes[value]
+            packed = shape[1:] == (1, 1) and value not in unpacked
+            found[value] = CodeLayout(shape, quantizer.planes, packed)
+        return found
 
     def is_binary(self, task: Task) -> bool:
         return task.kind == "conv" and task.inputs[0] in self.codes
@@ -106,14 +110,7 @@ class Memory:
 
     def used(self, i: int) -> int:
         """Bytes of the arena up to the highest that is in use during a task."""
-        times = {2 * i, 2 * i + 1}
-        ends = [
-            p.offset + size
-            for p in self._all_places()
-            for first, last, size in p.spans
-            if any(first <= t <= last for t in times)
-        ]
-        return max(ends, default=0)
+        return max(self.ends[2 * i : 2 * i + 2])
 
     def scratch_bytes(self, task: Task) -> int:
         if task.kind in ("max_pool", "avg_pool"):

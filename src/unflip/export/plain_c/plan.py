@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from unflip.packing.describe import value_shapes
-from unflip.packing.file import Packed, PackedFileError, outputs_of
+from unflip.packing.file import Packed, outputs_of
 from unflip.packing.ir import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Fields = dict[str, Any]
 
 POOLED_BYTES = 256 << 10  # rows of a convolution that the runtime keeps for a pool
-MOST_OPS = 1000
 F32 = np.float32
 
 
@@ -133,6 +132,7 @@ class _Planner:
             if i + 1 in self.needed:
                 for v in _reads(op):
                     self.users[v].append(i)
+        self.returned = set(self.outputs)
         self.done: set[int] = set()
 
     def _needed(self) -> set[int]:
@@ -225,7 +225,7 @@ class _Planner:
         return [task, pool] if pool else [task]
 
     def _only_user(self, value: int | None) -> int | None:
-        if value is None or value in self.outputs or len(self.users[value]) != 1:
+        if value is None or value in self.returned or len(self.users[value]) != 1:
             return None
         return self.users[value][0]
 
@@ -270,7 +270,7 @@ class _Planner:
                 continue
             self._emit_code(task, user)
             self.users[value].remove(user)
-            if not self.users[value] and value not in self.outputs:
+            if not self.users[value] and value not in self.returned:
                 task.value = None
             return
 
@@ -336,10 +336,6 @@ def _is_rising(step: Fields) -> bool:
 
 def make_plan(packed: Packed) -> Plan:
     """The tasks of a network that the checked loader accepted."""
-    if len(packed.graph["ops"]) > MOST_OPS:  # finding places in memory takes time quadratic in them
-        raise PackedFileError(
-            f"it has {len(packed.graph['ops']):,} ops; in plain C at most {MOST_OPS:,} are supported: use fewer layers"
-        )
     planner = _Planner(packed)
     codes = {
         v: planner.quantizer(op)
