@@ -68,3 +68,20 @@ def test_resnet20(cpu: str, tmp_path: Path) -> None:
         estimated = [one.instructions for one in estimate(plan, source)]
         assert sum(estimated) == pytest.approx(sum(result.layers), rel=0.15)
         assert estimated == pytest.approx(result.layers, rel=0.3)
+
+
+def test_estimates_of_8_bit_ends(tmp_path: Path) -> None:
+    """A first convolution on pixels, a linear layer and a softmax."""
+    net = NETWORKS["Net"]((3, 24, 32), 4, exact=False)
+    image = NETWORKS["pixels_to_bytes"](net)
+    x = net.op("mean", net.byte_conv(image, [16, 3, 3, 3], padding=[1, 1, 1, 1]))
+    net.op("softmax", net.byte_conv(net.to_bytes(x, 20.0, 100.0, 100), [64, 16, 1, 1]))
+    path = tmp_path / "net.unflip"
+    write(path, net.packed())
+    plan = make_plan(read(path))
+    source = make_source(plan, "net")
+    result, expected = run(path, tmp_path, "cortex-m4", layers=len(source.layers))
+    assert result.scores == expected
+    for one, measured in zip(estimate(plan, source), result.layers, strict=True):
+        if one.layer.task.kind != "mean":  # its sums in double precision depend on the numbers
+            assert one.instructions == pytest.approx(measured, rel=0.3)
