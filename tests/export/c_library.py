@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 import unflip
-from unflip.export.plain_c.check import FLAGS, differences, scores_of
+from unflip.export.plain_c.check import differences, scores_of
 from unflip.export.plain_c.export import export_c
 from unflip.packing import Packed
 from unflip.packing.file import write
 from unflip.runtime.images import normalized
 
+STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wshadow", "-Werror")
 GUARD = 64  # bytes before and after an arena that must not change
 
 
@@ -28,10 +29,9 @@ class Library:
             write(folder / f"{name}.unflip", packed)
             self.files[name] = export_c(folder / f"{name}.unflip", folder, name)
         self.models = {name: unflip.load(folder / f"{name}.unflip") for name in self.packed}
-        flags = [flag for flag in FLAGS if flag != "-O2"]
         sources = [folder / f"{name}.c" for name in self.packed]
         built = folder / "all.so"
-        command = ["cc", *flags, "-O0", "-shared", "-fPIC", *map(str, sources), "-o", str(built)]
+        command = ["cc", *STRICT, "-O0", "-shared", "-fPIC", *map(str, sources), "-o", str(built)]
         subprocess.run(command, check=True)
         self.library = ctypes.CDLL(str(built))
 

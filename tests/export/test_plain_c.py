@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from c_library import Library
+from c_library import STRICT, Library
 
 from unflip.export.plain_c.arena import Place, assign, ends_in_use
 from unflip.export.plain_c.export import export_c, to_c
@@ -80,7 +80,7 @@ def test_only_needed_kernels(library: Library) -> None:
 
 
 def test_undefined_symbols(library: Library, tmp_path: Path) -> None:
-    """Nothing of the C library but memcpy; no memory that can change."""
+    """Nothing of the C library but memcpy; no memory that can change. No warnings, with optimization too."""
     if shutil.which("nm") is None:
         pytest.skip("needs nm")
     for name in ("floats", "residual", "vectors", "byte_layers"):
@@ -88,7 +88,7 @@ def test_undefined_symbols(library: Library, tmp_path: Path) -> None:
         (tmp_path / f"{name}.h").write_text(files.header)
         (tmp_path / f"{name}.c").write_text(files.source)
         built = tmp_path / "net.o"
-        flags = ["-std=gnu99", "-O2", "-fno-stack-protector", "-ffreestanding", "-fno-pic", "-c"]
+        flags = [*STRICT, "-O2", "-fno-stack-protector", "-ffreestanding", "-fno-pic", "-c"]
         subprocess.run(["cc", *flags, str(tmp_path / f"{name}.c"), "-o", str(built)], check=True)
         symbols = subprocess.run(
             ["nm", str(built)], capture_output=True, text=True, check=True
