@@ -334,14 +334,13 @@ U_ALONE void u_sum_signs(const struct u_binary *b, int32_t *tap_ones, int32_t *s
   }
 }
 
-/* Adds times * (sum - sum of the center) to the numbers of pixels whose windows are partly outside the image. */
+/* Adds times * (sum - sum of the center) to pixels whose windows are partly outside. Compilers see that x >= 0 if it is unsigned. */
 U_INLINE void u_fix_row(const struct u_binary *b, const int32_t *sums, int32_t times, int y, int first, int last,
                       int32_t *number) {
   const int32_t *row = sums + b->row_class[y] * b->column_classes;
   const int32_t center = sums[b->center];
   int x = first;
   if (y >= b->first_row && y < b->last_row) {
-    /* Unsigned, so that compilers see that x is not below 0. */
     for (; x < last && (unsigned)x < (unsigned)b->first_column; x++) number[x - first] += times * (row[b->column_class[x]] - center);
     if (x < b->last_column) x = b->last_column;
   }
