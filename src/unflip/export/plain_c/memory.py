@@ -10,7 +10,7 @@ from unflip.export.plain_c.arena import Place, assign, ends_in_use
 from unflip.export.plain_c.geometry import CodeLayout, Geometry, is_stem, is_vector
 from unflip.export.plain_c.plan import ByteRange, Conv, Plan, Task
 from unflip.export.plain_c.shorts import Shorts
-from unflip.export.plain_c.weights import window_numbers
+from unflip.export.plain_c.weights import copied_numbers
 
 F32 = np.float32
 
@@ -122,7 +122,7 @@ class Memory:
         if self.is_binary(task):
             return 0 if self.codes[task.inputs[0]].packed else self._binary_scratch(task, conv)
         if conv.bytes is not None:
-            return 4 * task.out[0] * task.out[2] + 2 * (line_numbers(task) + window_numbers(conv))
+            return 4 * task.out[0] * task.out[2] + 2 * (line_numbers(task) + copied_numbers(conv))
         channels = self.plan.shapes[task.inputs[0]][0]
         floats = self.levels(task) + task.out[0] * task.out[2]
         if is_stem(task):

@@ -43,6 +43,12 @@ def window_numbers(conv: Conv) -> int:
     return -(-conv.depth // 4) * 4
 
 
+def copied_numbers(conv: Conv) -> int:
+    """Numbers of the copy of a window; or, if it is read in place, those that are read after its end."""
+    pieces = conv.shape[2] * (1 if conv.dilation[1] == 1 else conv.shape[3])
+    return window_numbers(conv) if pieces > 1 else 4
+
+
 def byte_weights(conv: Conv) -> Array:
     """Per group: blocks of four filters, [four places][filter][4], then single filters, [four places][4].
 
