@@ -1,9 +1,10 @@
 """Instructions, flash and RAM of a packed network in plain C on emulated Cortex-M boards, next to an int8 ResNet-8.
 
-    python benchmarks/microcontroller.py MODEL.unflip [--int16 IMAGES] [--optimize=-Os]
+    python benchmarks/microcontroller.py MODEL.unflip [--int8-ends] [--int16 IMAGES] [--optimize=-Os]
 
-With --int16, a folder of images, the networks are also exported with shortcuts of 16 bits. Their scores must then be
-those of the same source on this machine.
+With --int8-ends, the networks are also measured with an 8-bit first convolution and last linear layer. Their weights
+are rounded, not trained again: only sizes and instructions count. With --int16, a folder of images, all networks are
+also exported with shortcuts of 16 bits. Their scores must then be those of the same source on this machine.
 
 Needs arm-none-eabi-gcc and qemu-system-arm. The int8 network has the shape of MLPerf Tiny's ResNet-8 (12.5 million
 products) and random weights: only its instructions count. Its kernels are ours (benchmarks/int8_resnet8/int8.c), with
@@ -20,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import unflip
 from unflip.export.plain_c.check import Compiled
 from unflip.export.plain_c.export import export_c
 from unflip.export.plain_c.measure import export_int16
 from unflip.export.plain_c.plan import make_plan
-from unflip.packing.file import read
+from unflip.packing.file import Packed, read, write
+from unflip.packing.reference import evaluate_all
 from unflip.runtime.images import normalized
 
 HERE = Path(__file__).parent
@@ -121,6 +124,44 @@ def _added(a: Any, b: Any) -> Any:
     return ((a * 23170 + b * 30000 + (1 << 14)) >> 15).clip(0, 127)
 
 
+def with_int8_ends(path: Path, folder: Path) -> Path:
+    """A copy of a packed network whose two float layers have 8-bit weights and inputs (docs/format.md)."""
+    packed, model = read(path), unflip.load(path)
+    ops, statistics = packed.graph["ops"], packed.graph["input"]["preprocess"]
+    first, last = (i for i, op in enumerate(ops) if op["op"] == "conv" and "weight" in op)
+    x = normalized(image(model.input_shape).transpose(2, 0, 1).astype(np.float32), model)
+    features = evaluate_all(packed, torch.from_numpy(x)[None])[ops[last]["inputs"][0]].numpy()
+    low, high = min(features.min(), 0), max(features.max(), 0)
+    mean, std = (255 * np.array(statistics[key], np.float32) for key in ("mean", "std"))
+    scale = np.array([255 / (high - low)], np.float32)
+    _make_int8(packed, last, scale, np.rint(-low * scale))
+    _make_int8(packed, first, std, mean)  # after the last layer, because it changes later numbers
+    target = folder / f"{path.stem}-int8.unflip"
+    write(target, packed)
+    return target
+
+
+def _make_int8(packed: Packed, i: int, scale: Any, shift: Any) -> None:
+    """Insert a to_bytes before op i, and round its weights."""
+    op = packed.graph["ops"][i]
+    weight = packed.tensors.pop(op.pop("weight")) / scale.reshape(1, -1, 1, 1)
+    sizes = np.abs(weight).max((1, 2, 3)) / 127
+    whole = np.rint(weight / sizes[:, None, None, None]).astype(np.int8)
+    weights = {"bytes": whole.view(np.uint8), "scales": sizes[None]}
+    numbers = {"scale": scale, "shift": shift, "zero": np.rint(shift).astype(np.uint8)}
+    names = {key: f"int8.{i}.{key}" for key in (*weights, *numbers)}
+    packed.tensors.update({names[key]: array for key, array in (weights | numbers).items()})
+    made = {"op": "to_bytes", "name": names["bytes"], "inputs": op["inputs"]}
+    packed.graph["ops"].insert(i, made | {key: names[key] for key in numbers})
+    for other in packed.graph["ops"][i + 1 :]:
+        other["inputs"] = [v + (v > i) for v in other["inputs"]]
+        for step in other.get("steps", []):
+            if "value" in step:
+                step["value"] += step["value"] > i
+    op |= {"inputs": [i + 1]} | {key: names[key] for key in weights}
+    packed.graph["output"] += 1
+
+
 def image(shape: tuple[int, int, int]) -> Any:
     channels, height, width = shape
     return np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
@@ -128,7 +169,7 @@ def image(shape: tuple[int, int, int]) -> Any:
 
 def row(name: str, cpu: str, result: Any, products: int) -> None:
     print(
-        f"{name:25} {cpu:11} {result.instructions:>12,} {result.instructions / products:>8.2f} "
+        f"{name:30} {cpu:11} {result.instructions:>12,} {result.instructions / products:>8.2f} "
         f"{result.flash:>9,} {result.ram + result.stack:>9,}"
     )
 
@@ -184,6 +225,7 @@ def _said(*command: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="+", type=Path)
+    parser.add_argument("--int8-ends", action="store_true", help="measures these ends too")
     parser.add_argument("--int16", type=Path, metavar="IMAGES", help="measures the ranges on them")
     parser.add_argument("--optimize", default="-O2", help="the compiler's option, such as -Os")
     given = parser.parse_args()
@@ -196,14 +238,17 @@ def main() -> None:
     print(
         f"gcc {given.optimize}; scores equal those of this machine; RAM is static memory and stack"
     )
-    print(f"{'network':25} {'CPU':11} {'instructions':>12} {'/product':>8} {'flash':>9} {'RAM':>9}")
+    print(f"{'network':30} {'CPU':11} {'instructions':>12} {'/product':>8} {'flash':>9} {'RAM':>9}")
     with tempfile.TemporaryDirectory() as made:
+        networks = given.networks
+        if given.int8_ends:
+            networks = networks + [with_int8_ends(path, Path(made)) for path in networks]
         for cpu in BOARDS["CPUS"]:
             where = Path(made), cpu, given.optimize
             reference = measure_int8(*where)
-            counts = {path.stem: measure(path, *where) for path in given.networks}
+            counts = {path.stem: measure(path, *where) for path in networks}
             if given.int16 is not None:
-                for path in given.networks:
+                for path in networks:
                     counts[f"{path.stem}, int16"] = measure_int16(path, given.int16, *where)
             if cpu != "cortex-m4" or given.optimize != "-O2":
                 continue

@@ -12,7 +12,7 @@ from onnx_net import Net
 from torch import nn
 
 from unflip import models
-from unflip.export.plain_c.plan import REFUSED
+from unflip.ends import quantize_ends
 from unflip.packing import Packed, make_packed
 from unflip.packing.describe import value_shapes
 
@@ -122,10 +122,17 @@ def net_size(net: Net, value: int) -> int:
     return value_shapes(net.packed().graph)[value][0]
 
 
-def residual() -> Packed:
+MEAN, STD = np.float32([0.5, 0.4, 0.3]), np.float32([0.2, 0.25, 0.3])
+
+
+def residual(int8_ends: bool = False) -> Packed:
     """Shortcuts that are added in place, pooled in place and extended in place."""
     net = Net((3, 16, 24), 7, exact=False)
-    x = net.conv(0, [8, 3, 3, 3], floats=True, padding=[1, 1, 1, 1], steps=[affine(net, 8)])
+    first: Any = {"shape": [8, 3, 3, 3], "padding": [1, 1, 1, 1], "steps": [affine(net, 8)]}
+    if int8_ends:
+        x = net.byte_conv(pixels_to_bytes(net), **first)
+    else:
+        x = net.conv(0, floats=True, **first)
     for _ in range(2):
         steps = [affine(net, 8), {"step": "add", "value": x}]
         x = net.conv(net.quantize(x, channels=8), [8, 8, 3, 3], padding=[1, 1, 1, 1], steps=steps)
@@ -135,12 +142,42 @@ def residual() -> Packed:
     wide = net.op("pad", pooled, before=[0, 0, 0], after=[8, 0, 0])
     steps = [{"step": "add", "value": wide}]
     net.conv(net.quantize(x), [16, 8, 3, 3], padding=[1, 1, 1, 1], stride=[2, 2], steps=steps)
-    net.preprocess = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3]}
+    net.preprocess = {"mean": MEAN.tolist(), "std": STD.tolist()}
     return net.packed()
 
 
-def trained(name: str, method: str, size: int, **options: Any) -> Packed:
+def pixels_to_bytes(net: Net) -> int:
+    """The whole number of a normalized pixel is the pixel."""
+    net.preprocess = {"mean": MEAN.tolist(), "std": STD.tolist()}
+    return net.to_bytes(0, 255 * STD, 255 * MEAN, np.round(255 * MEAN))
+
+
+def byte_layers() -> Packed:
+    """8-bit weights in all kinds of windows, on pixels and on floats, at the ends of all ranges."""
+    net = Net((3, 11, 9), 8, exact=False)
+    x = net.byte_conv(
+        pixels_to_bytes(net), [10, 3, 3, 2], stride=[2, 1], dilation=[1, 2], padding=[1, 2, 1, 1],
+        steps=[affine(net, 10), {"step": "clamp", "low": -1.0, "high": None}],
+    )  # fmt: skip
+    x = net.op("max_pool", x, kernel=[2, 2], stride=[1, 1], padding=[0, 0], ceil=False)
+    zeros = net.to_bytes(x, net.numbers(10) * 50, net.numbers(10) * 50 + 99, np.arange(10) * 28)
+    y = net.byte_conv(zeros, [6, 5, 3, 3], groups=2, padding=[2, 1, 1, 0])
+    z = net.byte_conv(zeros, [10, 1, 1, 3], groups=10, padding=[0, 2, 0, 1])
+    slope = net.keep(np.linspace(0, 1.5, 6, dtype=np.float32))
+    y = net.op("map", y, steps=[affine(net, 6), {"step": "prelu", "slope": slope}])
+    y = net.conv(net.quantize(y, channels=6, **LEVELS), [4, 6, 3, 3])
+    features = net.op("concat", net.op("mean", y), net.op("mean", z))
+    full = net.to_bytes(features, 1e30, 0.0, 255)  # only 0 and 255
+    logits = net.byte_conv(full, [7, 14, 1, 1], scales=np.full((1, 1), 1e-4, np.float32))
+    net.op("concat", net.op("softmax", logits), net.op("log_softmax", logits))
+    return net.packed()
+
+
+def trained(name: str, method: str, size: int, int8_ends: bool = False, **options: Any) -> Packed:
+    preprocess = {"mean": MEAN.tolist(), "std": STD.tolist()} if int8_ends else None
     model = models.create(name, method, **options)
+    if int8_ends:
+        quantize_ends(model, preprocess)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -148,13 +185,13 @@ def trained(name: str, method: str, size: int, **options: Any) -> Packed:
     images = torch.randn(4, options.get("in_channels", 3), size, size)
     with torch.no_grad():
         model.train()(images)
-    return make_packed(model.eval(), images[:1])
+    return make_packed(model.eval(), images[:1], preprocess=preprocess)
 
 
 def networks() -> dict[str, Packed]:
     torch.manual_seed(0)
     seeds = runpy.run_path(str(ROOT / "native" / "fuzz" / "seeds.py"))["seeds"]()
-    found = {f"seed_{name}": packed for name, packed in seeds.items() if not _refused(packed)}
+    found = {f"seed_{name}": packed for name, packed in seeds.items()}
     sizes = [(6, 7), (8, 32), (9, 33), (4, 8), (5, 16), (16, 16), (3, 40)]
     for i, (code, size) in enumerate(zip(CODES, sizes, strict=True)):
         window = list(WINDOWS)[i]
@@ -166,11 +203,8 @@ def networks() -> dict[str, Packed]:
         "integers": integers(),
         "floats": floats(),
         "residual": residual(),
+        "byte_layers": byte_layers(),
     }
     found["resnet20"] = trained("resnet20", "reactnet", 8, width=4)
-    found["vgg"] = trained("vgg_small", "dorefa", 8, width=4, image_size=8)
+    found["vgg"] = trained("vgg_small", "dorefa", 8, int8_ends=True, width=4, image_size=8)
     return found
-
-
-def _refused(packed: Packed) -> bool:
-    return any(op["op"] in REFUSED for op in packed.graph["ops"])

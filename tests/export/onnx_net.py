@@ -47,6 +47,21 @@ class Net:
         } | fields
         return self.op("quantize", *inputs, thresholds=self.tensor(steps, channels), **fields)
 
+    def to_bytes(self, x: int, scale: Any, shift: Any, zero: Any) -> int:
+        arrays = {"scale": np.float32(scale), "shift": np.float32(shift), "zero": np.uint8(zero)}
+        kept = {key: self.keep(np.atleast_1d(array)) for key, array in arrays.items()}
+        return self.op("to_bytes", x, **kept)
+
+    def byte_conv(self, x: int, shape: list[int], **fields: Any) -> int:
+        """With 8-bit weights, of which a quarter are -127, 127 or 0."""
+        weights = self.random.integers(-127, 128, shape)
+        extreme = self.random.choice([-127, 127, 0], shape)
+        whole = np.where(self.random.random(shape) < 0.25, extreme, weights).astype(np.int8)
+        scales = fields.pop("scales", self.numbers(1, shape[0]) / 1000)
+        fields |= {"bytes": self.keep(whole.view(np.uint8)), "scales": self.keep(scales)}
+        defaults = {"stride": [1, 1], "dilation": [1, 1], "padding": [0] * 4, "groups": 1}
+        return self.op("conv", x, shape=shape, **defaults | {"steps": []} | fields)
+
     def conv(
         self, x: int, shape: list[int], bases: int = 1, floats: bool = False, **fields: Any
     ) -> int:

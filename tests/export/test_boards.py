@@ -1,4 +1,4 @@
-"""Networks as plain C on emulated Cortex-M4, M7 and M55: the same bits as the runtime on this machine."""
+"""Networks as plain C on emulated Cortex-M3, M4, M7 and M55: the same bits as the runtime on this machine."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 BOARDS = runpy.run_path(str(ROOT / "examples" / "plain_c" / "bare_metal" / "run.py"))
 NETWORKS = runpy.run_path(str(Path(__file__).with_name("c_networks.py")))
 MISSING = BOARDS["missing"]()
+WITH_FPU = [cpu for cpu in BOARDS["CPUS"] if cpu != "cortex-m3"]
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
 
@@ -40,7 +41,7 @@ def run(path: Path, folder: Path, cpu: str, **options: Any) -> tuple[Any, Any]:
     return result, scores_of(model, x).view(np.uint32).tolist()
 
 
-@pytest.mark.parametrize("cpu", BOARDS["CPUS"])
+@pytest.mark.parametrize("cpu", WITH_FPU)
 def test_the_same_bits(cpu: str, tmp_path: Path) -> None:
     """Every op, step and field of the format that plain C supports, and the installed network for digits."""
     networks = NETWORKS["networks"]()
@@ -53,7 +54,7 @@ def test_the_same_bits(cpu: str, tmp_path: Path) -> None:
         assert result.scores == expected, path.stem
 
 
-@pytest.mark.parametrize("cpu", BOARDS["CPUS"])
+@pytest.mark.parametrize("cpu", WITH_FPU)
 def test_resnet20(cpu: str, tmp_path: Path) -> None:
     """The network of the results: bits, sizes, and on the M4 the estimated instructions."""
     path = ROOT / "results" / "cifar10" / "network" / "resnet20-strongest.unflip"
@@ -68,3 +69,29 @@ def test_resnet20(cpu: str, tmp_path: Path) -> None:
         estimated = [one.instructions for one in estimate(plan, source)]
         assert sum(estimated) == pytest.approx(sum(result.layers), rel=0.15)
         assert estimated == pytest.approx(result.layers, rel=0.3)
+
+
+def test_the_same_bits_without_fpu(tmp_path: Path) -> None:
+    """On a Cortex-M3: floats by software, and one product at a time."""
+    networks = {"byte_layers": NETWORKS["byte_layers"](), "residual": NETWORKS["residual"]()}
+    for name, packed in networks.items():
+        write(tmp_path / f"{name}.unflip", packed)
+        result, expected = run(tmp_path / f"{name}.unflip", tmp_path, "cortex-m3")
+        assert result.scores == expected, name
+
+
+def test_estimates_of_8_bit_ends(tmp_path: Path) -> None:
+    """A first convolution on pixels, a linear layer and a softmax."""
+    net = NETWORKS["Net"]((3, 24, 32), 4, exact=False)
+    image = NETWORKS["pixels_to_bytes"](net)
+    x = net.op("mean", net.byte_conv(image, [16, 3, 3, 3], padding=[1, 1, 1, 1]))
+    net.op("softmax", net.byte_conv(net.to_bytes(x, 20.0, 100.0, 100), [64, 16, 1, 1]))
+    path = tmp_path / "net.unflip"
+    write(path, net.packed())
+    plan = make_plan(read(path))
+    source = make_source(plan, "net")
+    result, expected = run(path, tmp_path, "cortex-m4", layers=len(source.layers))
+    assert result.scores == expected
+    for one, measured in zip(estimate(plan, source), result.layers, strict=True):
+        if one.layer.task.kind != "mean":  # its sums in double precision depend on the numbers
+            assert one.instructions == pytest.approx(measured, rel=0.3)

@@ -35,6 +35,7 @@ class Cpu:
 
 
 CPUS = {
+    "cortex-m3": Cpu(("-mcpu=cortex-m3", "-mfloat-abi=soft"), "mps2-an385"),
     "cortex-m4": Cpu(("-mcpu=cortex-m4", "-mfpu=fpv4-sp-d16", "-mfloat-abi=hard"), "mps2-an386"),
     "cortex-m7": Cpu(("-mcpu=cortex-m7", "-mfpu=fpv5-d16", "-mfloat-abi=hard"), "mps2-an500"),
     "cortex-m55": Cpu(("-mcpu=cortex-m55", "-mfloat-abi=hard"), "mps3-an547", 32_000_000),

@@ -1,4 +1,4 @@
-/* Start of a Cortex-M with an FPU: vectors, memory, FPU, then main. Output and exit use semihosting. */
+/* Start of a Cortex-M: vectors, memory, FPU, then main. Output and exit use semihosting. */
 #include "board.h"
 
 extern uint32_t data_start, data_end, data_from, bss_start, bss_end, stack_low, stack_top;
@@ -16,7 +16,7 @@ __attribute__((section(".vectors"), used)) static const void *const vectors[16] 
 
 void reset(void) {
   uint32_t *from = &data_from, *to = &data_start;
-  *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* CPACR: the FPU, and Helium */
+  *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* CPACR: the FPU, and Helium, if there are any */
   __asm__ volatile("dsb\n isb" ::: "memory");
   while (to < &data_end) *to++ = *from++;
   for (to = &bss_start; to < &bss_end; to++) *to = 0;

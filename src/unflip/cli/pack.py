@@ -79,8 +79,8 @@ def export(
     """Write a packed network as an ONNX file, as QONNX, as plain C, or as a page for browsers.
 
     The ONNX file has standard operators; weights are stored as bits. QONNX has BipolarQuant and Quant nodes. The C
-    code needs no library and no allocation, and computes the same bits as the runtime. So does the page, with
-    WebAssembly; it opens from the disk.
+    code needs no library and no allocation, and computes the same bits as the runtime; with 8-bit ends it reads pixels
+    without a conversion to float. The page computes them with WebAssembly; it opens from the disk.
     """
     if [out, qonnx, c, html].count(None) < 3:
         raise ValueError(

@@ -331,14 +331,27 @@ def test_the_page_contains_no_address(any_modules: None, tmp_path: Path) -> None
 
 
 def test_a_network_that_c_refuses(any_modules: None, tmp_path: Path) -> None:
+    """A binary filter of 3 x 148 x 148 weights is too large."""
     packed = _scores_of(3, 8, 8)
-    packed.graph["ops"].append({"op": "softmax", "name": "p", "inputs": [2]})
-    packed.graph["output"] = 3
+    sign = {
+        "op": "quantize",
+        "name": "sign",
+        "inputs": [0],
+        "thresholds": "zero",
+        "strict": [False],
+    }
+    sign |= {"coding": "planes", "scales": [2.0], "offset": -1.0}
+    conv = {**packed.graph["ops"][1], "padding": [70] * 4, "shape": [2, 3, 148, 148]}
+    del conv["weight"]
+    packed.graph["ops"] = [sign, {**conv, "bits": "bits", "scales": "scales"}]
+    zeros = {"zero": (1, 1), "scales": (1, 2)}
+    packed = Packed(packed.graph, {k: np.zeros(v, np.float32) for k, v in zeros.items()})
+    packed.tensors["bits"] = np.zeros(2 * 3 * 148 * 148 // 8, np.uint8)
     source = tmp_path / "a.unflip"
     write(source, packed)
     page.export_html(source, tmp_path / "page.html")
     [data] = re.findall(r'id="data">(.*)</script>', (tmp_path / "page.html").read_text())
-    assert "softmax" in json.loads(data)["c"]["refused"]
+    assert "at most 65,000 are supported" in json.loads(data)["c"]["refused"]
 
 
 def test_refuses_networks_that_do_not_classify_images(any_modules: None, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from unflip.runtime.images import normalized, read_pixels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic")
+FLAGS = ("-std=c99", "-O2")
 
 
 class NoCompiler(RuntimeError):

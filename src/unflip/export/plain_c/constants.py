@@ -8,8 +8,14 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-TYPES = {"float32": "float", "uint8": "uint8_t", "int16": "int16_t", "int32": "int32_t"}
-PER_LINE = {"float": 8, "uint8_t": 24, "int16_t": 16, "int32_t": 12}
+TYPES = {
+    "float32": "float",
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+}
+PER_LINE = {"float": 8, "uint8_t": 24, "int8_t": 24, "int16_t": 16, "int32_t": 12}
 
 
 class Constants:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from math import prod
 
 from unflip.export.plain_c.geometry import CodeLayout, Geometry
+from unflip.export.plain_c.memory import line_numbers
 from unflip.export.plain_c.plan import Plan, Task
 from unflip.export.plain_c.source import Layer, Source
+from unflip.export.plain_c.weights import window_numbers
 
 CYCLES_PER_INSTRUCTION = 1.3
 WORD = 32  # pixels that are counted at a time
@@ -24,6 +26,11 @@ PER_ROW = 98.0  # of a word: pixels at the border
 PER_LISTED = 11.0  # per +1 of a filter
 PER_CLASS = 42.0  # per filter and class of border pixels
 PER_MOVED_BYTE = {"words": 2.0, "rows": 16.0, "bits": 28.0}
+# Of convolutions with 8-bit weights
+PER_BYTE_MAC = 1.7
+PER_BYTE_SUM = 10.0
+PER_PIXEL_BYTE, PER_FLOAT_BYTE = 11.0, 28.0  # value of the rows that an output row needs
+PER_COPIED_BYTE = 4.0  # value of a window
 # Of the rest
 PER_FLOAT_MAC = 3.05
 PER_GATHERED = 18.0  # value of the rows that an output row needs
@@ -31,6 +38,7 @@ PER_POOLED = 18.0  # value of a window
 PER_MEAN_VALUE = 56.0  # a sum in double precision, which the FPU lacks
 PER_ELEMENT = 12.0  # of ops that move or map elements
 PER_CURVE = 60.0
+PER_EXP = 9000.0  # in double precision: a softmax
 PER_PACKED_WORD = 12.0
 STEP = {"affine": 1.0, "prelu": 4.0, "clamp": 8.0, "add": 2.0, "mul": 2.0}
 
@@ -54,16 +62,17 @@ def estimate(plan: Plan, source: Source) -> list[Estimate]:
 
 def _instructions(plan: Plan, layer: Layer) -> float:
     task = layer.task
-    if task.kind == "conv":
-        work = _binary(plan, layer) if layer.binary else _float_conv(layer)
-        return work + _epilogue(task, layer)
+    if task.conv is not None:
+        dense = _float_conv if task.conv.bytes is None else _byte_conv
+        return (_binary(plan, layer) if layer.binary else dense(layer)) + _epilogue(task, layer)
     if task.kind in ("map", "quantize"):
         return _epilogue(task, layer)
     if task.kind in ("max_pool", "avg_pool"):
         return PER_POOLED * prod(task.out) * prod(task.fields["kernel"]) + _epilogue(task, layer)
     if task.kind in ("mean", "mean_abs", "normalize"):
         return PER_MEAN_VALUE * prod(layer.input) * (2 if task.kind == "normalize" else 1)
-    return (PER_CURVE if task.kind == "curve" else PER_ELEMENT) * prod(task.out)
+    each = {"curve": PER_CURVE, "softmax": PER_EXP, "log_softmax": PER_EXP}
+    return each.get(task.kind, PER_ELEMENT) * prod(task.out)
 
 
 def _epilogue(task: Task, layer: Layer) -> float:
@@ -85,6 +94,16 @@ def _float_conv(layer: Layer) -> float:
     assert conv is not None
     gathered = conv.shape[2] * layer.input[2] * layer.input[0] * layer.task.out[1]
     return PER_FLOAT_MAC * prod(layer.task.out) * conv.depth + PER_GATHERED * gathered
+
+
+def _byte_conv(layer: Layer) -> float:
+    task, conv = layer.task, layer.task.conv
+    assert conv is not None
+    sums = prod(task.out) * (PER_BYTE_MAC * window_numbers(conv) + PER_BYTE_SUM)
+    each = PER_PIXEL_BYTE if task.inputs[0] == 0 else PER_FLOAT_BYTE
+    gathered = each * line_numbers(task) * task.out[1] * conv.groups
+    copied = PER_COPIED_BYTE * conv.depth * conv.groups * prod(task.out[1:])
+    return sums + gathered + (copied if conv.shape[2] > 1 else 0)
 
 
 def _binary(plan: Plan, layer: Layer) -> float:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from unflip.export.plain_c.constants import TYPES
 from unflip.export.plain_c.geometry import CodeLayout
+from unflip.export.plain_c.intervals import find_intervals
 from unflip.export.plain_c.plan import Fields, Quantizer, Task
 from unflip.export.plain_c.shorts import Shorts
-from unflip.export.plain_c.sums import Sums
+from unflip.export.plain_c.sums import Whole
 from unflip.packing.ir import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -36,33 +38,33 @@ class Epilogue:
 
 def make_epilogue(
     task: Task,
-    sums: Sums | None,
+    whole: Whole | None,
     code: CodeLayout | None,
     shapes: list[Shape],
     shorts: Shorts,
 ) -> Epilogue:
-    """``sums``: of a binary convolution with one term, whose numbers the function gets. Otherwise it gets floats."""
+    """``whole``: of a convolution whose whole numbers the function gets. Otherwise it gets floats."""
     intervals = None
-    if sums is not None and _only_levels(task):
-        intervals = _intervals(task, sums)
+    if whole is not None and _only_levels(task):
+        intervals = find_intervals(task, whole)
     e = Epilogue("", intervals=intervals)
     head: list[str] = []
     lines: list[str] = []
     if intervals is None:
-        lines = _float_lines(e, task, sums, shapes, head, shorts)
+        lines = _float_lines(e, task, whole, shapes, head, shorts)
     if task.value is not None:
         kind = "int16_t" if task.value in shorts else "float"
         head.append(f"{kind} *out = ({kind} *)(void *)(run->arena + e->out) + c * e->size + at;")
         lines.append(_store(e, head, shorts.get(task.value)))
     if code is None:
-        kind = "int32_t" if sums is not None else "float"
+        kind = "int32_t" if whole is not None else "float"
         e.body = _plain_loop(kind, head, lines)
         return e
     quantizer = task.quantizer
     assert quantizer is not None
     lines += _bits(e, quantizer, head)
     e.body = _bits_loop(
-        "int32_t" if sums is not None else "float", head, lines, quantizer.planes, code.packed
+        "int32_t" if whole is not None else "float", head, lines, quantizer.planes, code.packed
     )
     return e
 
@@ -84,14 +86,14 @@ def _only_levels(task: Task) -> bool:
 def _float_lines(
     e: Epilogue,
     task: Task,
-    sums: Sums | None,
+    whole: Whole | None,
     shapes: list[Shape],
     head: list[str],
     shorts: Shorts,
 ) -> list[str]:
     lines = ["float v = x[i];"]
-    if sums is not None:
-        lines = [f"float v = {_number(e, head, sums.terms[0].scale)} * (float)x[i];"]
+    if whole is not None:
+        lines = [f"float v = {_number(e, head, whole.scale)} * (float)x[i];"]
     for step in task.steps:
         lines += _step(e, step, task.out, shapes, head, shorts)
     return lines
@@ -162,7 +164,8 @@ def _bits(e: Epilogue, q: Quantizer, head: list[str]) -> list[str]:
     """Lines that set the bits of a pixel: b[plane], the newest bit on top."""
     steps = len(q.strict)
     if e.intervals is not None:
-        head.append("const u_level *first = e->first + c, *many = e->many + c;")
+        kind = TYPES[str(e.intervals[0].dtype)]
+        head += [f"const {kind} *{n} = (const {kind} *)e->{n} + c;" for n in ("first", "many")]
         reached = [
             f"((uint32_t)(x[i] - first[{s} * e->channels]) < (uint32_t)many[{s} * e->channels])"
             for s in range(steps)
@@ -271,43 +274,3 @@ def _bits_loop(kind: str, head: list[str], lines: list[str], planes: int, packed
   }}
 #undef U_PIXEL
 """
-
-
-def _intervals(task: Task, sums: Sums) -> tuple[Array, Array] | None:
-    """For each step and channel, the whole numbers that reach it, if they are consecutive."""
-    assert task.conv is not None
-    q = task.quantizer
-    assert q is not None
-    most = task.conv.depth * sums.largest
-    numbers = np.arange(-most, most + 1, dtype=np.int64)
-    if numbers.size * task.out[0] > 2**26:
-        return None  # a layer that is too large for a microcontroller anyway
-    with np.errstate(all="ignore"):
-        v = sums.terms[0].scale[:, None] * numbers.astype(F32)
-        for step in task.steps:
-            v = _evaluated(step, v)
-        thresholds = np.broadcast_to(q.thresholds, (len(q.strict), task.out[0]))
-        reached = np.stack(
-            [
-                v > t[:, None] if strict else v >= t[:, None]
-                for t, strict in zip(thresholds, q.strict, strict=True)
-            ]
-        )
-    many = reached.sum(-1)
-    first = reached.argmax(-1)
-    last = reached.shape[-1] - 1 - reached[..., ::-1].argmax(-1)
-    if not bool(((many == 0) | (last - first + 1 == many)).all()):
-        return None
-    return (first - most), many
-
-
-def _evaluated(step: Fields, v: Array) -> Array:
-    """A step without other values, in float32."""
-    if step["step"] == "affine":
-        v = v * step["scale"].reshape(-1, 1) if "scale" in step else v
-        return v + step["shift"].reshape(-1, 1) if "shift" in step else v
-    if step["step"] == "prelu":
-        return np.where(v >= 0, v, v * step["slope"].reshape(-1, 1))
-    low, high = step["low"], step["high"]
-    v = v if low is None else np.where(F32(low) > v, F32(low), v)
-    return v if high is None else np.where(v > F32(high), F32(high), v)

@@ -34,12 +34,10 @@ typedef uint{8 * offset_bytes}_t u_offset; /* a place in a moved code */
 """
 
 
-def epilogue_struct(level: str, widest: list[int]) -> str:
+def epilogue_struct(widest: list[int]) -> str:
     """``widest``: the most floats, values and runs of a layer."""
     floats, values, runs = widest
-    return f"""typedef {level}_t u_level;
-
-struct u_epilogue {{
+    return f"""struct u_epilogue {{
   int size, channels; /* pixels of a channel; channels */
   uint32_t out, code; /* places in the arena */
   int code_channel, code_plane;
@@ -48,7 +46,7 @@ struct u_epilogue {{
   int runs[{runs}];
   const float *thresholds;
   const uint8_t *strict;
-  const u_level *first, *many; /* whole numbers that reach a step */
+  const void *first, *many; /* whole numbers that reach a step, of 16 or 32 bits */
 }};
 """
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from math import prod
 
-from unflip.export.plain_c.arena import Place, assign
+import numpy as np
+
+from unflip.export.plain_c.arena import Place, assign, ends_in_use
 from unflip.export.plain_c.geometry import CodeLayout, Geometry, is_stem, is_vector
-from unflip.export.plain_c.plan import Conv, Plan, Task
+from unflip.export.plain_c.plan import ByteRange, Conv, Plan, Task
 from unflip.export.plain_c.shorts import Shorts
+from unflip.export.plain_c.weights import copied_numbers
+
+F32 = np.float32
 
 SLACK = 16  # bytes that a vector may read beyond a channel
 STEM_FLOATS = 90  # nine rows of ten terms
@@ -19,20 +24,24 @@ class Memory:
     def __init__(self, plan: Plan, shorts: Shorts) -> None:
         self.plan, self.shorts = plan, shorts
         self.roots = _roots(plan)
-        self.codes = {v: self._layout(v) for v in plan.quantizers}
+        self.codes = self._layouts()
         self.direct = _reads_input_directly(plan)
         self.offset_bytes = self._offset_bytes()
         self.places, self.scratch, self.ready = self._places()
         self.arena = max(assign(self._all_places()), 8)
+        self.ends = ends_in_use(self._all_places(), 2 * len(plan.tasks))
 
     def offset(self, value: int) -> int:
         return self.places[self.roots[value]].offset
 
-    def _layout(self, value: int) -> CodeLayout:
-        shape, planes = self.plan.shapes[value], self.plan.quantizers[value].planes
-        readers = [t for t in self.plan.tasks if value in t.inputs and t.kind == "conv"]
-        packed = shape[1:] == (1, 1) and all(is_vector(t) for t in readers)
-        return CodeLayout(shape, planes, packed)
+    def _layouts(self) -> dict[int, CodeLayout]:
+        unpacked = {t.inputs[0] for t in self.plan.tasks if t.kind == "conv" and not is_vector(t)}
+        found = {}
+        for value, quantizer in self.plan.quantizers.items():
+            shape = self.plan.shapes[value]
+            packed = shape[1:] == (1, 1) and value not in unpacked
+            found[value] = CodeLayout(shape, quantizer.planes, packed)
+        return found
 
     def is_binary(self, task: Task) -> bool:
         return task.kind == "conv" and task.inputs[0] in self.codes
@@ -101,14 +110,7 @@ class Memory:
 
     def used(self, i: int) -> int:
         """Bytes of the arena up to the highest that is in use during a task."""
-        times = {2 * i, 2 * i + 1}
-        ends = [
-            p.offset + size
-            for p in self._all_places()
-            for first, last, size in p.spans
-            if any(first <= t <= last for t in times)
-        ]
-        return max(ends, default=0)
+        return max(self.ends[2 * i : 2 * i + 2])
 
     def scratch_bytes(self, task: Task) -> int:
         if task.kind in ("max_pool", "avg_pool"):
@@ -119,16 +121,20 @@ class Memory:
         assert conv is not None
         if self.is_binary(task):
             return 0 if self.codes[task.inputs[0]].packed else self._binary_scratch(task, conv)
+        if conv.bytes is not None:
+            return 4 * task.out[0] * task.out[2] + 2 * (line_numbers(task) + copied_numbers(conv))
         channels = self.plan.shapes[task.inputs[0]][0]
         floats = self.levels(task) + task.out[0] * task.out[2]
         if is_stem(task):
             return 4 * (floats + task.out[0] * task.out[2] + STEM_FLOATS + 100 * channels)
-        columns = (task.out[2] - 1) * conv.stride[1] + (conv.shape[3] - 1) * conv.dilation[1] + 1
-        return 4 * (floats + conv.shape[2] * columns * conv.shape[1])
+        return 4 * (floats + line_numbers(task))
 
     def levels(self, task: Task) -> int:
-        """Floats of the table that turns pixels into numbers."""
-        return 256 * self.plan.shapes[0][0] if self.direct and task.inputs[0] == 0 else 0
+        """Floats of the table that turns pixels into numbers. Bytes need none."""
+        assert task.conv is not None
+        if not self.direct or task.inputs[0] != 0 or task.conv.bytes is not None:
+            return 0
+        return 256 * self.plan.shapes[0][0]
 
     def _binary_scratch(self, task: Task, conv: Conv) -> int:
         code = self.codes[task.inputs[0]]
@@ -152,6 +158,14 @@ class Memory:
         return 4 if max(steps, default=0) >= 1 << 16 else 2
 
 
+def line_numbers(task: Task) -> int:
+    """Numbers of the input's rows that one row of the output of a convolution needs."""
+    conv = task.conv
+    assert conv is not None
+    columns = (task.out[2] - 1) * conv.stride[1] + (conv.shape[3] - 1) * conv.dilation[1] + 1
+    return conv.shape[2] * columns * conv.shape[1]
+
+
 def _roots(plan: Plan) -> list[int]:
     """The value in whose place each value is: a flattened image is where the image is."""
     roots = list(range(len(plan.shapes)))
@@ -162,14 +176,22 @@ def _roots(plan: Plan) -> list[int]:
 
 
 def _reads_input_directly(plan: Plan) -> bool:
-    """Whether only float convolutions read the input, so that it need not be copied."""
+    """Whether only one convolution of floats or pixels reads the input, so that it need not be copied."""
     readers = [t for t in plan.tasks if 0 in t.reads()]
-    as_operand = any(s.get("value") == 0 for t in plan.tasks for s in t.steps)
-    unit = any(t.quantizer is not None and t.quantizer.unit == 0 for t in plan.tasks)
-    return (
-        len(readers) == 1
-        and all(t.kind == "conv" for t in readers)
-        and not as_operand
-        and not unit
-        and 0 not in plan.outputs
-    )
+    if len(readers) != 1 or readers[0].kind != "conv" or 0 in plan.outputs:
+        return False
+    [task] = readers
+    assert task.conv is not None
+    if task.conv.range is not None and not _are_pixels(plan, task.conv.range):
+        return False
+    return task.reads().count(0) == 1 and task.inputs == [0]
+
+
+def _are_pixels(plan: Plan, given: ByteRange) -> bool:
+    """Whether the whole number of every normalized pixel is that pixel."""
+    pixels = np.arange(256, dtype=F32)
+    x = np.broadcast_to(pixels / F32(255), (plan.shapes[0][0], 256))
+    if plan.preprocess is not None:
+        mean, std = (np.array(plan.preprocess[key], F32)[:, None] for key in ("mean", "std"))
+        x = (x - mean) / std
+    return bool((given.numbers(x) == pixels).all())

@@ -13,20 +13,36 @@ from typing import Any
 import numpy as np
 
 from unflip.packing.describe import value_shapes
-from unflip.packing.file import Packed, PackedFileError, outputs_of
+from unflip.packing.file import Packed, outputs_of
 from unflip.packing.ir import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Fields = dict[str, Any]
 
 POOLED_BYTES = 256 << 10  # rows of a convolution that the runtime keeps for a pool
-MOST_OPS = 1000
 F32 = np.float32
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Floats to whole numbers 0 .. 255 (to_bytes). Each array has one element, or each has one per channel."""
+
+    scale: Array
+    shift: Array
+    zero: Array  # uint8
+
+    def numbers(self, x: Array) -> Array:
+        """Of floats (channels, count), computed as in the runtime."""
+        place = x * self.scale[:, None] + self.shift[:, None]
+        return np.rint(np.clip(place, 0, 255))
 
 
 @dataclass
 class Conv:
-    """A convolution with arrays; scales are (bases, filters), the offset is one number per filter."""
+    """A convolution with arrays; scales are (bases, filters), the offset is one number per filter.
+
+    Weights are floats, signs, or bytes; those with bytes have one row of scales.
+    """
 
     shape: tuple[int, int, int, int]
     stride: tuple[int, int]
@@ -35,13 +51,15 @@ class Conv:
     groups: int
     weight: Array | None = None
     signs: Array | None = None  # bool: (bases, *shape)
+    bytes: Array | None = None  # int8: shape
+    range: ByteRange | None = None  # of the inputs, if the weights are bytes
     scales: Array | None = None
     offset: Array | None = None
 
     @property
     def bases(self) -> int:
-        """0 for float weights."""
-        return 0 if self.scales is None else len(self.scales)
+        """0 for weights that are not binary."""
+        return 0 if self.signs is None else len(self.signs)
 
     @property
     def depth(self) -> int:
@@ -66,15 +84,6 @@ class Quantizer:
     @property
     def planes(self) -> int:
         return len(self.scales)
-
-
-REFUSED = {
-    "softmax": "it needs the exponential function of the C library, whose last digits differ between machines; "
-    "remove it before packing: the largest score is the same without it",
-    "log_softmax": "it needs the logarithm of the C library, whose last digits differ between machines; "
-    "remove it before packing: the largest score is the same without it",
-    "to_bytes": "layers with 8-bit inputs are not written yet; pack a network with float ends",
-}
 
 
 @dataclass
@@ -123,6 +132,7 @@ class _Planner:
             if i + 1 in self.needed:
                 for v in _reads(op):
                     self.users[v].append(i)
+        self.returned = set(self.outputs)
         self.done: set[int] = set()
 
     def _needed(self) -> set[int]:
@@ -135,8 +145,8 @@ class _Planner:
     def tasks(self) -> list[Task]:
         found: list[Task] = []
         for i, op in enumerate(self.ops):
-            if i + 1 not in self.needed or i in self.done:
-                continue
+            if i + 1 not in self.needed or i in self.done or op["op"] == "to_bytes":
+                continue  # the convolutions that read bytes convert floats themselves
             task = self._task(i, op)
             if op["op"] == "quantize":
                 task.value = None
@@ -147,16 +157,13 @@ class _Planner:
         return found
 
     def _task(self, i: int, op: Fields) -> Task:
-        kind = op["op"]
-        if kind in REFUSED:
-            raise PackedFileError(
-                f"{kind} {op['name']!r} is not supported in plain C: {REFUSED[kind]}"
-            )
         inputs = op["inputs"][:1] if op["op"] == "quantize" else list(op["inputs"])
         task = Task(op["op"], op["name"], op, inputs, self.shapes[i + 1], value=i + 1)
         task.steps = [self._step(s) for s in op.get("steps", [])]
         if op["op"] == "conv":
             task.conv = self._conv(op)
+        if "bytes" in op:
+            task.inputs = list(self.ops[inputs[0] - 1]["inputs"])
         return task
 
     def _step(self, step: Fields) -> Fields:
@@ -178,12 +185,20 @@ class _Planner:
             return conv
         filters, scales = conv.shape[0], np.asarray(self.tensors[op["scales"]], F32)
         conv.scales = np.broadcast_to(scales, (len(scales), filters)).copy()
+        if "bytes" in op:
+            conv.bytes = self.tensors[op["bytes"]].view(np.int8)
+            conv.range = self._range(self.ops[op["inputs"][0] - 1])
+            return conv
         bits = np.unpackbits(self.tensors[op["bits"]], bitorder="little")
         conv.signs = bits[: len(scales) * prod(conv.shape)].reshape(len(scales), *conv.shape) == 1
         if "offset" in op:
             offset = np.asarray(self.tensors[op["offset"]], F32)
             conv.offset = np.broadcast_to(offset, (filters,)).copy()
         return conv
+
+    def _range(self, op: Fields) -> ByteRange:
+        arrays = [self.tensors[op[key]] for key in ("scale", "shift", "zero")]
+        return ByteRange(*(array.copy() for array in np.broadcast_arrays(*arrays)))
 
     def _emit_code(self, task: Task, quantize: int) -> None:
         op = self.ops[quantize]
@@ -201,7 +216,7 @@ class _Planner:
         if task.kind in ("conv", "map"):
             while self._fuse_map(i, task):
                 pass
-        if task.conv is not None and task.conv.scales is not None:
+        if task.conv is not None and task.conv.signs is not None:
             _fold_scale(task.conv, task.steps)
         pool = self._fuse_pool(task) if task.kind == "conv" else None
         last = pool or task
@@ -210,7 +225,7 @@ class _Planner:
         return [task, pool] if pool else [task]
 
     def _only_user(self, value: int | None) -> int | None:
-        if value is None or value in self.outputs or len(self.users[value]) != 1:
+        if value is None or value in self.returned or len(self.users[value]) != 1:
             return None
         return self.users[value][0]
 
@@ -228,7 +243,7 @@ class _Planner:
         return True
 
     def _fuse_pool(self, task: Task) -> Task | None:
-        """A pool that is the only reader of a float convolution; monotone steps move behind a max pool."""
+        """A pool that is the only reader of a convolution of floats or bytes; rising steps move behind a max pool."""
         user = self._only_user(task.value)
         if user is None or self._is_code(task.inputs[0]) or task.conv is None:
             return None
@@ -255,7 +270,7 @@ class _Planner:
                 continue
             self._emit_code(task, user)
             self.users[value].remove(user)
-            if not self.users[value] and value not in self.outputs:
+            if not self.users[value] and value not in self.returned:
                 task.value = None
             return
 
@@ -268,7 +283,7 @@ def _pools_rows(task: Task, pool: Fields) -> bool:
     channels, _, width = task.out
     conv, padded = task.conv, -(-channels // 8) * 8
     assert conv is not None
-    if (conv.groups != 1 and not conv.depthwise) or width == 1:
+    if (conv.groups != 1 and (not conv.depthwise or conv.bytes is not None)) or width == 1:
         return False
     if any(s["step"] in ("add", "mul") for s in task.steps):
         return False
@@ -301,13 +316,15 @@ def _keep_digits(a: Array, b: Array) -> bool:
 
 def _make_rising(conv: Conv, steps: list[Fields]) -> bool:
     """Negate filters with a negative factor, and the factor. Returns whether all steps are monotone then."""
-    if steps and steps[0]["step"] == "affine" and conv.weight is not None and "scale" in steps[0]:
-        scale = np.broadcast_to(steps[0]["scale"], (conv.shape[0],)).copy()
-        negative = scale < 0
-        scale[negative] = -scale[negative]
-        conv.weight = conv.weight.copy()
-        conv.weight[negative] = -conv.weight[negative]
-        steps[0] = {**steps[0], "scale": scale}
+    if steps and steps[0]["step"] == "affine" and conv.signs is None and "scale" in steps[0]:
+        scale = np.broadcast_to(steps[0]["scale"], (conv.shape[0],))
+        sign = np.where(scale < 0, F32(-1), F32(1))
+        if conv.weight is not None:
+            conv.weight = conv.weight * sign[:, None, None, None]
+        else:
+            assert conv.scales is not None
+            conv.scales = conv.scales * sign
+        steps[0] = {**steps[0], "scale": scale * sign}
     return all(_is_rising(step) for step in steps)
 
 
@@ -319,10 +336,6 @@ def _is_rising(step: Fields) -> bool:
 
 def make_plan(packed: Packed) -> Plan:
     """The tasks of a network that the checked loader accepted."""
-    if len(packed.graph["ops"]) > MOST_OPS:  # finding places in memory takes time quadratic in them
-        raise PackedFileError(
-            f"it has {len(packed.graph['ops']):,} ops; in plain C at most {MOST_OPS:,} are supported: use fewer layers"
-        )
     planner = _Planner(packed)
     codes = {
         v: planner.quantizer(op)

@@ -26,11 +26,17 @@ from unflip.export.plain_c.listing import (
     kernel,
     shape_text,
 )
-from unflip.export.plain_c.memory import SLACK, Memory
+from unflip.export.plain_c.memory import SLACK, Memory, line_numbers
 from unflip.export.plain_c.plan import Plan, Task
 from unflip.export.plain_c.shorts import Shorts
-from unflip.export.plain_c.sums import Sums, binary_sums
-from unflip.export.plain_c.weights import blocked_weights, dense_weights, stem_weights
+from unflip.export.plain_c.sums import Sums, binary_sums, whole_numbers
+from unflip.export.plain_c.weights import (
+    blocked_weights,
+    byte_weights,
+    dense_weights,
+    stem_weights,
+    window_numbers,
+)
 from unflip.packing.file import PackedFileError
 from unflip.packing.ir import Shape
 
@@ -82,7 +88,6 @@ class _Writer:
         self.sums = [self._sums(task) for task in plan.tasks]
         if 0 in self.memory.places:
             self._needs("input.c")
-        self.level = np.dtype(np.int16 if self._small_numbers() else np.int32)
         self.widest = [1, 1, 1]  # arrays of struct u_epilogue
         self.epilogues = 0
         self._integer = False
@@ -110,7 +115,8 @@ class _Writer:
     def _epilogue(self, task: Task, sums: Sums | None) -> tuple[str, str, Epilogue]:
         """Names of the function and of its numbers."""
         code = self.codes[task.code] if task.code is not None else None
-        e = make_epilogue(task, sums, code, self.plan.shapes, self.shorts)
+        whole = whole_numbers(task.conv, sums) if task.conv is not None else None
+        e = make_epilogue(task, whole, code, self.plan.shapes, self.shorts)
         function = self.functions.setdefault(e.body, f"u_epilogue{len(self.functions)}")
         fields = [f".size = {task.out[1] * task.out[2]}", f".channels = {task.out[0]}"]
         if task.value is not None:
@@ -130,7 +136,7 @@ class _Writer:
         if e.strict is not None:
             fields.append(f".strict = {self.constants.array(e.strict)}")
         if e.intervals is not None:
-            first, many = (self.constants.array(a.astype(self.level)) for a in e.intervals)
+            first, many = map(self.constants.array, e.intervals)
             fields.append(f".first = {first}, .many = {many}")
         self.widest = [
             max(a, b)
@@ -172,12 +178,6 @@ class _Writer:
             integer=self._integer,
         )
 
-    def _small_numbers(self) -> bool:
-        return all(
-            sums is None or task.conv is None or task.conv.depth * sums.largest < 1 << 14
-            for task, sums in zip(self.plan.tasks, self.sums, strict=True)
-        )
-
     def _calls(self, i: int, task: Task) -> list[str]:
         self._integer = False
         return MAKERS[task.kind](self, i, task)
@@ -186,6 +186,8 @@ class _Writer:
         if self.memory.is_binary(task):
             packed = self.codes[task.inputs[0]].packed
             return self._packed_layer(i, task) if packed else self._binary_layer(i, task)
+        if task.conv is not None and task.conv.bytes is not None:
+            return self._byte_layer(i, task)
         return self._float_layer(i, task)
 
     def _terms(self, sums: Sums, one_term: bool) -> str:
@@ -203,7 +205,7 @@ class _Writer:
         assert conv is not None
         assert conv.signs is not None
         g = Geometry(task, conv, code)
-        function, numbers, e = self._epilogue(task, sums if sums.one_term else None)
+        function, numbers, e = self._epilogue(task, sums)
         self._integer = e.intervals is not None
         self._needs("words.c", "binary.c", "one_term.c" if sums.one_term else "terms.c")
         signs = np.packbits(conv.signs.transpose(0, 1, 3, 4, 2).ravel(), bitorder="little")
@@ -241,7 +243,7 @@ class _Writer:
         assert sums is not None
         assert conv is not None
         assert conv.signs is not None
-        function, numbers, e = self._epilogue(task, sums if sums.one_term else None)
+        function, numbers, e = self._epilogue(task, sums)
         self._integer = e.intervals is not None
         self._needs("words.c", "packed.c")
         row, column = inside_tap(task, conv)
@@ -293,13 +295,40 @@ class _Writer:
             call = f"u_float_conv(&{layer}, &in, {window}, {rows}, {function}, &{numbers}, run);"
         return [*lines, f"  {call}", "}"]
 
+    def _byte_layer(self, i: int, task: Task) -> list[str]:
+        conv, shape = task.conv, self.plan.shapes[task.inputs[0]]
+        assert conv is not None
+        assert conv.range is not None
+        function, numbers, e = self._epilogue(task, None)
+        self._integer = e.intervals is not None
+        self._needs("conv.c", "bytes.c")
+        sizes = (*conv.shape[2:], *conv.stride, *conv.dilation, *conv.padding[:2], conv.groups)
+        scale, shift, zero = conv.range.scale, conv.range.shift, conv.range.zero
+        body = (
+            f"{{{shape_text(shape)}}}, {{{shape_text(task.out)}}}, {', '.join(map(str, sizes))}, "
+            f"{window_numbers(conv) // 4}, {int(len(zero) > 1)}, {self.constants.array(byte_weights(conv))}, "
+            f"{self.constants.array(scale)}, {self.constants.array(shift)}, {self.constants.array(zero)}"
+        )
+        layer = self.constants.text("struct u_bytes", "", body, 84)
+        row = self.memory.scratch[i].offset
+        lines = row + 4 * task.out[0] * task.out[2]
+        window = lines + 2 * line_numbers(task)
+        places = [f"(int16_t *)(void *)(arena + {place})" for place in (lines, window)]
+        places.append(f"(int32_t *)(void *)(arena + {row})")
+        return [
+            "{",
+            *self._source(task, "0"),
+            f"  u_byte_conv(&{layer}, &in, {', '.join(places)}, {function}, &{numbers}, run);",
+            "}",
+        ]
+
     def _source(self, task: Task, levels: str) -> list[str]:
         if not (self.memory.direct and task.inputs[0] == 0):
             return [f"  const struct u_source in = {{{self._at(task.inputs[0])}, 0, 0}};"]
-        return [
-            f"  const struct u_source in = {{run->floats, run->pixels, {levels}}};",
-            f"  if (run->pixels) {self._make_levels(levels)}",
-        ]
+        lines = [f"  const struct u_source in = {{run->floats, run->pixels, {levels}}};"]
+        if self.memory.levels(task):
+            lines.append(f"  if (run->pixels) {self._make_levels(levels)}")
+        return lines
 
     def _make_levels(self, levels: str) -> str:
         mean, std = self._preprocess()
@@ -413,6 +442,12 @@ class _Writer:
     def _normalize(self, i: int, task: Task) -> list[str]:
         return self._simple(task, str(task.fields["groups"]), c_float(F32(task.fields["epsilon"])))
 
+    def _softmax(self, i: int, task: Task) -> list[str]:
+        self._needs("exp.c")
+        return self._simple(task)
+
+    _log_softmax = _softmax
+
     def _curve(self, i: int, task: Task) -> list[str]:
         self._needs("curve.c")
         assert task.value is not None
@@ -446,7 +481,7 @@ class _Writer:
         parts = [
             definitions(self.memory.offset_bytes, SLACK, max(bases, 1), bool(self.shorts)),
             *map(kernel, self.kernels),
-            epilogue_struct(str(self.level), self.widest),
+            epilogue_struct(self.widest),
             *(epilogue_function(name, body) for body, name in self.functions.items()),
             *self.constants.lines,
             *entries,
@@ -480,6 +515,8 @@ MAKERS: dict[str, Callable[[_Writer, int, Task], list[str]]] = {
     "slice": _Writer._slice,
     "pad": _Writer._pad,
     "flatten": _Writer._flatten,
+    "softmax": _Writer._softmax,
+    "log_softmax": _Writer._log_softmax,
     "curve": _Writer._curve,
     "normalize": _Writer._normalize,
     "upsample": _Writer._upsample,

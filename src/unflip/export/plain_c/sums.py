@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from unflip.export.plain_c.plan import Conv
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LARGEST_MULTIPLE = 4096
 MOST_DIVISOR = 4
+MOST_BYTE = 255
 F32 = np.float32
 
 
@@ -36,6 +39,14 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """Results of a convolution that are whole numbers times a factor: scale[filter] · number."""
+
+    scale: Array
+    most: int  # the largest absolute number
+
+
+@dataclass(frozen=True)
 class Sums:
     """All terms, in the order of addition, and the factor of each plane."""
 
@@ -46,6 +57,17 @@ class Sums:
     @property
     def one_term(self) -> bool:
         return len(self.terms) == 1 and self.terms[0].planes == 1 and len(self.multiples) == 1
+
+
+def whole_numbers(conv: Conv, sums: Sums | None) -> Whole | None:
+    """If the epilogue of a convolution gets whole numbers. ``sums``: of a binary one."""
+    if sums is not None and sums.one_term:
+        return Whole(sums.terms[0].scale, conv.depth * sums.largest)
+    if conv.bytes is None:
+        return None
+    assert conv.scales is not None
+    sizes = np.abs(conv.bytes.astype(np.int64)).reshape(len(conv.bytes), -1).sum(1)
+    return Whole(conv.scales[0], MOST_BYTE * int(sizes.max()))
 
 
 @dataclass(frozen=True)

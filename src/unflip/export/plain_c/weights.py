@@ -1,4 +1,4 @@
-"""Float weights in the order in which the C code reads them."""
+"""Float and 8-bit weights in the order in which the C code reads them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,35 @@ def blocked_weights(dense: Array, groups: int) -> Array:
         whole = len(own) // 8 * 8
         parts += [own[i : i + 8].T.ravel() for i in range(0, whole, 8)]
         parts += list(own[whole:])
+    return np.concatenate(parts)
+
+
+def window_numbers(conv: Conv) -> int:
+    """Numbers of a window of whole numbers, and zeros up to a multiple of four."""
+    return -(-conv.depth // 4) * 4
+
+
+def copied_numbers(conv: Conv) -> int:
+    """Numbers of the copy of a window; or, if it is read in place, those that are read after its end."""
+    pieces = conv.shape[2] * (1 if conv.dilation[1] == 1 else conv.shape[3])
+    return window_numbers(conv) if pieces > 1 else 4
+
+
+def byte_weights(conv: Conv) -> Array:
+    """Per group: blocks of four filters, [four places][filter][4], then single filters, [four places][4].
+
+    Of each four places, the order is 0 2 1 3: then sign extension in one instruction gives two adjacent ones.
+    """
+    assert conv.bytes is not None
+    filters = len(conv.bytes)
+    places = np.zeros((filters, window_numbers(conv)), np.int8)
+    places[:, : conv.depth] = conv.bytes.transpose(0, 2, 3, 1).reshape(filters, -1)
+    fours = places.reshape(filters, -1, 4)[:, :, [0, 2, 1, 3]]
+    parts: list[Array] = []
+    for own in np.split(fours, conv.groups):
+        whole = len(own) // 4 * 4
+        parts += [own[i : i + 4].swapaxes(0, 1).ravel() for i in range(0, whole, 4)]
+        parts += [one.ravel() for one in own[whole:]]
     return np.concatenate(parts)
 
 

@@ -70,11 +70,11 @@ U_ALONE void u_move_row(const uint8_t *row, int width, int from, int step, int c
     int at = from >> 3;
     const int shift = from - 8 * at;
     for (j = 0; j < bytes; j++, at += 2) {
-      uint32_t x = u_byte(row, at, row_bytes) | u_byte(row, at + 1, row_bytes) << 8 | u_byte(row, at + 2, row_bytes) << 16;
-      x = x >> shift & 0x5555u; /* every second of 16 bits */
-      x = (x | x >> 1) & 0x3333u;
-      x = (x | x >> 2) & 0x0f0fu;
-      *to++ = (uint8_t)(x | x >> 4);
+      uint32_t w = u_byte(row, at, row_bytes) | u_byte(row, at + 1, row_bytes) << 8 | u_byte(row, at + 2, row_bytes) << 16;
+      w = w >> shift & 0x5555u; /* every second of 16 bits */
+      w = (w | w >> 1) & 0x3333u;
+      w = (w | w >> 2) & 0x0f0fu;
+      *to++ = (uint8_t)(w | w >> 4);
     }
     return;
   }
@@ -334,14 +334,14 @@ U_ALONE void u_sum_signs(const struct u_binary *b, int32_t *tap_ones, int32_t *s
   }
 }
 
-/* Adds times * (sum - sum of the center) to the numbers of pixels whose windows are partly outside the image. */
+/* Adds times * (sum - sum of the center) to pixels whose windows are partly outside. Compilers see that x >= 0 if it is unsigned. */
 U_INLINE void u_fix_row(const struct u_binary *b, const int32_t *sums, int32_t times, int y, int first, int last,
                       int32_t *number) {
   const int32_t *row = sums + b->row_class[y] * b->column_classes;
   const int32_t center = sums[b->center];
   int x = first;
   if (y >= b->first_row && y < b->last_row) {
-    for (; x < last && x < b->first_column; x++) number[x - first] += times * (row[b->column_class[x]] - center);
+    for (; x < last && (unsigned)x < (unsigned)b->first_column; x++) number[x - first] += times * (row[b->column_class[x]] - center);
     if (x < b->last_column) x = b->last_column;
   }
   for (; x < last; x++) number[x - first] += times * (row[b->column_class[x]] - center);
