@@ -212,6 +212,11 @@ def test_no_data_says_what_to_download(unflip: Start) -> None:
     assert sorted(p.name for p in command.folder.iterdir()) == ["stderr", "stdout"]
 
 
+def test_steps_after_the_last_epoch_are_said(unflip: Start, tmp_path: Path) -> None:
+    command = unflip("train", "cifar10-resnet20-dorefa", "epochs=20", "--data", tmp_path)
+    assert "never falls, because schedule.at=[120, 240, 320] and epochs=20." in command.out
+
+
 def test_a_truncated_archive_is_recognised(unflip: Start, tmp_path: Path) -> None:
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"\x1f\x8b\x08\x00" + bytes(1000))
     command = unflip("train", "cifar10-resnet20-dorefa", "--data", tmp_path)

@@ -20,11 +20,13 @@ def test_the_papers_recipes_are_shipped() -> None:
 
 
 def test_the_papers_settings() -> None:
-    """Section 4.1 of the paper; what it is silent about is not tested here."""
+    """Section 4.1 of the paper, and the interpretation of its baseline that matches it best."""
     baseline = load_recipe("cifar10-resnet20-dorefa")
     assert (baseline.epochs, baseline.batch_size) == (400, 128)
     assert (baseline.optimizer.name, baseline.optimizer.lr) == ("sgd", 0.1)
     assert (baseline.optimizer.momentum, baseline.optimizer.weight_decay) == (0.9, 0)
+    assert baseline.schedule == Schedule(name="step", at=(120, 240, 320), factor=0.2)
+    assert baseline.model.options["shortcut"] == "conv"
     for kind in ("finetune", "mapping", "lns"):
         tuned = load_recipe(f"cifar10-resnet20-{kind}")
         assert (tuned.epochs, tuned.batch_size) == (120, 128)
