@@ -129,6 +129,10 @@ def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     words = fit_images(tmp_path).words
     assert "8 images of 2 classes" in words
     assert f"2 other files or folders are ignored, such as {tmp_path}/cat/more.png/." in words
+    (tmp_path / "stray.jpg").touch()
+    (tmp_path / ".DS_Store").touch()
+    words = fit_images(tmp_path).words
+    assert f"3 other files or folders are ignored, such as {tmp_path}/stray.jpg." in words
     for image in (tmp_path / "dog").iterdir():
         image.rename(image.with_suffix(".gif"))
     with pytest.raises(DataError, match=r"--data .*dog is a class .* only \.gif\. Convert"):

@@ -194,7 +194,9 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_unknown_recipes_list_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"'digits-lsn'. Did you mean 'digits-lns'\? Shipped: "):
+    with pytest.raises(
+        RecipeError, match=r"'digits-lsn'. Did you mean 'digits-lns'\? 'unflip recipes' lists "
+    ):
         load_recipe("digits-lsn")
     with pytest.raises(RecipeError, match="there is no recipe file"):
         load_recipe(tmp_path / "none.yaml")
