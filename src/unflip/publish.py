@@ -50,7 +50,7 @@ def _refuse_other_files(folder: Path) -> None:
         raise FileExistsError(f"{folder} is a file; give another folder with --out")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
         raise FileExistsError(
-            f"{folder} exists and has no {MANIFEST}, so it is not a folder of 'unflip push': give another one with --out"
+            f"{folder} exists and has no {MANIFEST}, so 'unflip push' did not write it: give another one with --out"
         )
 
 
