@@ -163,8 +163,8 @@ def test_gray_images_of_mixed_sizes_are_learned(tmp_path: Path, unflip: Callable
     """Two classes, few images; --teacher without a value trains a float network first."""
     draw(tmp_path / "data", {"dark": 12, "bright": 12}, sides=(9, 12, 17), mode="L")
     out = tmp_path / "runs" / "mine"
-    words = ("--data", tmp_path / "data", "--out", out, "--teacher")
-    done = unflip("train", "images", "epochs=12", "model.width=4", *words)
+    words = ("--data", tmp_path / "data", "--out", out)
+    done = unflip("train", "images", "--teacher", "epochs=12", "model.width=4", *words)
     assert done.code == 0, done.err
     assert "24 images of 2 classes, about 12 pixels" in done.out
     teacher = load_recipe(tmp_path / "runs" / "images-teacher.yaml")
