@@ -91,6 +91,13 @@ def test_help(unflip: Start, command: str | None) -> None:
     assert f"Usage: unflip {command or '[OPTIONS]'}" in shown.out
 
 
+def test_a_wrong_use_names_the_help_of_its_command(unflip: Start) -> None:
+    shown = unflip("predict", "resnet20-cifar10")
+    assert shown.err == "unflip: Missing argument 'images'.\nTry 'unflip predict --help'.\n"
+    assert "Try 'unflip study ablation --help'." in unflip("study", "ablation", "--nothing").err
+    assert "Try 'unflip --help'." in unflip("nothing").err
+
+
 def test_methods_lists_them_all(unflip: Start) -> None:
     shown = unflip("methods")
     assert shown.code == 0
