@@ -91,6 +91,13 @@ def test_help(unflip: Start, command: str | None) -> None:
     assert f"Usage: unflip {command or '[OPTIONS]'}" in shown.out
 
 
+def test_a_wrong_use_names_the_help_of_its_command(unflip: Start) -> None:
+    shown = unflip("predict", "resnet20-cifar10")
+    assert shown.err == "unflip: Missing argument 'images'.\nTry 'unflip predict --help'.\n"
+    assert "Try 'unflip study ablation --help'." in unflip("study", "ablation", "--nothing").err
+    assert "Try 'unflip --help'." in unflip("nothing").err
+
+
 def test_methods_lists_them_all(unflip: Start) -> None:
     shown = unflip("methods")
     assert shown.code == 0
@@ -210,6 +217,11 @@ def test_no_data_says_what_to_download(unflip: Start) -> None:
     assert "Download cifar-10-binary.tar.gz" in line
     assert "https://www.cs.toronto.edu/~kriz/" in line
     assert sorted(p.name for p in command.folder.iterdir()) == ["stderr", "stdout"]
+
+
+def test_steps_after_the_last_epoch_are_said(unflip: Start, tmp_path: Path) -> None:
+    command = unflip("train", "cifar10-resnet20-dorefa", "epochs=20", "--data", tmp_path)
+    assert "never falls, because schedule.at=[120, 240, 320] and epochs=20." in command.out
 
 
 def test_a_truncated_archive_is_recognised(unflip: Start, tmp_path: Path) -> None:

@@ -47,6 +47,10 @@ def read_picture(path: str | os.PathLike[str], mode: str) -> Image:
     """
     from PIL import Image, UnidentifiedImageError
 
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{os.fspath(path)} is a folder; give the images in it")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"the image {os.fspath(path)} does not exist")
     try:
         file = Image.open(path, formats=FORMATS)
     except UnidentifiedImageError as error:

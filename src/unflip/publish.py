@@ -50,7 +50,7 @@ def _refuse_other_files(folder: Path) -> None:
         raise FileExistsError(f"{folder} is a file; give another folder with --out")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
         raise FileExistsError(
-            f"{folder} exists and has no {MANIFEST}: give another folder with --out, or empty it"
+            f"{folder} exists and has no {MANIFEST}, so 'unflip push' did not write it: give another one with --out"
         )
 
 
@@ -110,7 +110,7 @@ def card(about: dict[str, Any], repository: str) -> str:
 
 # {name}
 
-A {about["model"]} with 1-bit weights ({about["method"]}), trained on {about["data"]} with [unflip]({UNFLIP}).
+A {about["model"]} with 1-bit weights ({about["method"]}), trained on {_data_set(about)[0]} with [unflip]({UNFLIP}).
 
 | | |
 |---|---|
@@ -153,12 +153,20 @@ Nobody has checked how the network behaves on other images.
 """
 
 
+def _data_set(about: dict[str, Any]) -> tuple[str, str]:
+    """The name of the data set, and what the Hub calls its type. Folders and packs of images have no name."""
+    if about["data"] in ("folder", "images"):
+        return f"images of {len(about['classes'])} classes", "imagefolder"
+    return about["data"], about["data"]
+
+
 def _front_matter(about: dict[str, Any], name: str) -> str:
     """What the Hub reads, as YAML; JSON is YAML."""
+    data, kind = _data_set(about)
     metric = {"type": "accuracy", "value": round(about["accuracy"], 2)}
     result = {
         "task": {"type": "image-classification"},
-        "dataset": {"name": about["data"], "type": about["data"]},
+        "dataset": {"name": data, "type": kind},
         "metrics": [metric],
     }
     fields = {

@@ -21,7 +21,7 @@ import unflip as package
 from unflip.networks import hub
 from unflip.networks.folder import WrongHash
 from unflip.packing.images import pack_for
-from unflip.publish import publish
+from unflip.publish import card, publish
 from unflip.recipes.load import load_recipe
 from unflip.runs import Run
 
@@ -71,6 +71,15 @@ def test_the_card_is_about_this_network(run: Run, tmp_path: Path) -> None:
     everything = "".join(path.read_text(errors="replace") for path in (tmp_path / "out").iterdir())
     assert "/home/ada" not in everything
     assert "secret" not in everything
+
+
+def test_the_card_of_a_folder_of_images_says_what_they_are(run: Run, tmp_path: Path) -> None:
+    publish(run, "ada/tiny", tmp_path / "out", "mit")
+    about = json.loads((tmp_path / "out" / "network.json").read_text())
+    assert "trained on digits with" in card(about, "ada/tiny")
+    text = card({**about, "data": "folder", "classes": ["cat", "dog"]}, "ada/tiny")
+    assert "trained on images of 2 classes with" in text
+    assert '"dataset": {"name": "images of 2 classes", "type": "imagefolder"}' in text
 
 
 def test_a_second_time_replaces_and_other_folders_are_left_alone(run: Run, tmp_path: Path) -> None:

@@ -129,6 +129,10 @@ def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     words = fit_images(tmp_path).words
     assert "8 images of 2 classes" in words
     assert f"2 other files or folders are ignored, such as {tmp_path}/cat/more.png/." in words
+    (tmp_path / "stray.jpg").touch()
+    (tmp_path / ".DS_Store").touch()
+    words = fit_images(tmp_path).words
+    assert f"3 other files or folders are ignored, such as {tmp_path}/stray.jpg." in words
     for image in (tmp_path / "dog").iterdir():
         image.rename(image.with_suffix(".gif"))
     with pytest.raises(DataError, match=r"--data .*dog is a class .* only \.gif\. Convert"):
@@ -159,8 +163,8 @@ def test_gray_images_of_mixed_sizes_are_learned(tmp_path: Path, unflip: Callable
     """Two classes, few images; --teacher without a value trains a float network first."""
     draw(tmp_path / "data", {"dark": 12, "bright": 12}, sides=(9, 12, 17), mode="L")
     out = tmp_path / "runs" / "mine"
-    words = ("--data", tmp_path / "data", "--out", out, "--teacher")
-    done = unflip("train", "images", "epochs=12", "model.width=4", *words)
+    words = ("--data", tmp_path / "data", "--out", out)
+    done = unflip("train", "images", "--teacher", "epochs=12", "model.width=4", *words)
     assert done.code == 0, done.err
     assert "24 images of 2 classes, about 12 pixels" in done.out
     teacher = load_recipe(tmp_path / "runs" / "images-teacher.yaml")

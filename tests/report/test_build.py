@@ -39,6 +39,14 @@ def test_single_runs_find_their_start(runs):
     assert itself["sections"][0]["signs"] == []
 
 
+def test_runs_on_the_images_of_a_user(runs, tmp_path):
+    shutil.copytree(runs / "digits-dorefa", tmp_path / "mine")
+    for path in (tmp_path / "mine").glob("seed-*/recipe.json"):
+        path.write_text(path.read_text().replace('"name": "digits"', '"name": "folder"'))
+    [section] = report_data([tmp_path / "mine"])["sections"]
+    assert section["title"] == "Runs on folders of images"
+
+
 def test_a_start_that_is_not_beside_the_run_is_found_where_the_run_recorded_it(runs, tmp_path):
     shutil.copytree(runs / "digits-lns", tmp_path / "digits-lns")
     [section] = report_data([tmp_path / "digits-lns"])["sections"]

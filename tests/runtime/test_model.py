@@ -425,6 +425,10 @@ def test_predict_says_what_is_wrong(
     unflip: Callable[..., Any], files: Files, tmp_path: Path
 ) -> None:
     assert "does not exist" in unflip("predict", tmp_path / "no.unflip", "x.png").err
+    missing = unflip("predict", "digits-mcu", tmp_path / "no.png").err
+    assert missing == f"unflip: the image {tmp_path}/no.png does not exist\n"
+    folder = unflip("predict", "digits-mcu", tmp_path).err
+    assert folder == f"unflip: {tmp_path} is a folder; give the images in it\n"
     assert "is not a classifier" in unflip("predict", files["pieces"], "x.png").err
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 1))
     pack(model, torch.randn(2, 3, 2, 2), tmp_path / "one.unflip")

@@ -15,6 +15,7 @@ from unflip.data import load
 from unflip.layers import auxiliary_losses
 from unflip.methods.lns import mapped_layers
 from unflip.recipes.build import build_model
+from unflip.recipes.load import load_recipe
 from unflip.recipes.schema import Data, Recipe
 from unflip.runs.load import load_run
 from unflip.study.paper import EXPERIMENTS
@@ -216,6 +217,16 @@ def test_faster_is_faster_than_the_arm_would_be_without(tmp_path: Path) -> None:
     labelled = study.arm("baseline").recipe  # "cosine decay, one shortcut per block"
     assert (labelled.schedule.name, labelled.model.options["shortcut"]) == ("cosine", "block")
     assert study.arm("conv").recipe.schedule.name == "constant"
+
+
+def test_the_shipped_baseline_is_the_interpretation_that_matches_the_paper_best(
+    tmp_path: Path,
+) -> None:
+    shipped = load_recipe("cifar10-resnet20-dorefa")
+    assert EXPERIMENTS["readings"].study(tmp_path).arm("conv-wide").recipe == shipped
+    for name in ("ablation", "sota", "interpretations", "replication", "replication-from-one"):
+        study = EXPERIMENTS[name].study(tmp_path, overrides=["data.validation=0"])
+        assert study.arm("baseline").recipe == shipped
 
 
 def test_the_forward_corrections_rho_is_its_labels(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_interpretations_are_the_same_in_both_studies(tmp_path: Path) -> None:
     )
     for arm in held_out.arms:
         twin = tested.arm(arm.name)
-        assert {**arm.recipe.plain(), "data": None} == {**twin.recipe.plain(), "data": None}
+        images = {"data": None, "expected": None}  # what was measured on test images, too
+        assert {**arm.recipe.plain(), **images} == {**twin.recipe.plain(), **images}
 
 
 def test_all_seeds_start_from_one_network(on_digits: OnDigits, tmp_path: Path) -> None:

@@ -24,6 +24,23 @@ def test_a_long_epoch_shows_its_steps(
     assert capsys.readouterr().out.splitlines()[1:] == ["mine  epoch 2/2  step 4/9"]
 
 
+def test_the_step_of_a_long_epoch_does_not_hide_its_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("unflip.train.progress.time.monotonic", lambda: now)
+    with Progress("mine", 3, [0], "eager", quiet=False) as progress:
+        for epoch in range(3):
+            now += 31
+            progress.step(epoch, 9, 9)
+            progress.epoch(epoch, [{"loss": 1, "accuracy": None, "seconds": 31}])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "epoch 2/3" in line] == [
+        "mine  epoch 2/3  step 9/9",
+        "mine  epoch 2/3  loss 1.0000  31.00 s/epoch  31 s left",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [

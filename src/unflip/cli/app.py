@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -70,10 +70,9 @@ def run() -> None:
             raise
         _fail(NotInstalled("this command", package))
     except Exception as error:
-        shown = getattr(error, "format_message", None)  # click's usage errors
-        if shown is None:
+        if not hasattr(error, "format_message"):  # click's usage errors have one
             raise
-        print(_usage(shown()), file=sys.stderr)
+        print(_usage(error), file=sys.stderr)
         sys.exit(2)
     if code == STOPPED:
         print("\nunflip: stopped; run the same command to resume", file=sys.stderr)
@@ -81,9 +80,13 @@ def run() -> None:
         sys.exit(code)
 
 
-def _usage(message: str) -> str:
+def _usage(error: Any) -> str:
     """Without arguments, click's message is the help text."""
-    return message if message.startswith("Usage:") else f"unflip: {message}\nTry 'unflip --help'."
+    message: str = error.format_message()
+    if message.startswith("Usage:"):
+        return message
+    context = getattr(error, "ctx", None)
+    return f"unflip: {message}\nTry '{context.command_path if context else 'unflip'} --help'."
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -270,7 +270,7 @@ def compare_methods(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1, side by side.")] = 3,
     recipe: Annotated[
         str, typer.Option(help="Recipe to train; its method is replaced.")
-    ] = "cifar10-resnet20-dorefa",
+    ] = "cifar10-resnet20-cosine",
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -332,7 +332,7 @@ def search_widths(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search; training uses seed 0.")] = 0,
     recipe: Annotated[
         str, typer.Option(help="Recipe to train; its method is replaced.")
-    ] = "cifar10-resnet20-dorefa",
+    ] = "cifar10-resnet20-cosine",
     method: Annotated[str, typer.Option(help="Method that binarizes the candidates.")] = "autobnn",
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path(

@@ -22,12 +22,12 @@ OWN_TEACHER = Path(":train")  # what --teacher without a value means
 
 
 class _TeacherWithoutValue(TyperCommand):
-    """``--teacher`` alone is allowed; click wants a value for an option that may have one."""
+    """``--teacher`` alone is allowed, also before field=value; click wants a value for an option that may have one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         after = [*args, "--"][1:]
         alone = [
-            word == "--teacher" and following.startswith("-")
+            word == "--teacher" and (following.startswith("-") or _is_override(following))
             for word, following in zip(args, after, strict=True)
         ]
         words = [
@@ -35,6 +35,10 @@ class _TeacherWithoutValue(TyperCommand):
             for word, is_alone in zip(args, alone, strict=True)
         ]
         return super().parse_args(ctx, words)
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and not Path(word).exists()
 
 
 @app.command(epilog="Example: unflip train images --data photos", cls=_TeacherWithoutValue)
@@ -94,6 +98,11 @@ def train(
     loaded = load_recipe(recipe, _fitted(recipe, overrides, data, out, teacher))
     if teacher == OWN_TEACHER and loaded.distill is None:
         raise ValueError(f"recipe {loaded.name} has no teacher: leave --teacher out")
+    if loaded.schedule.never_falls(loaded.epochs) and distributed.speaks():
+        print(
+            f"warning: the learning rate never falls, because schedule.at={list(loaded.schedule.at)} and "
+            f"epochs={loaded.epochs}. Give other steps, or 'schedule={{name: cosine}}', which fits any length."
+        )
     folder = out or Path("runs") / loaded.name
     options = RunOptions(
         device,

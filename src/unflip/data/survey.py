@@ -16,7 +16,8 @@ LOOKED_AT = 400  # images whose size is read
 
 @dataclass(frozen=True)
 class Survey:
-    """``side`` is the median of the shorter sides, in pixels. ``ignored``: files and folders beside the images."""
+    """``side`` is the median of the shorter sides, in pixels. ``ignored``: files beside the class folders, and whatever
+    is beside the images."""
 
     classes: int
     images: int  # to train with, and to test on if there is no folder for that
@@ -50,6 +51,7 @@ def _survey(folder: Path) -> Survey:
             f"none of the images in {train} can be read, such as {paths[0]}. Repair or replace the files."
         )
     counts = [len(of_class) for of_class in files]
+    beside = [str(p) for p in train.iterdir() if p.is_file() and not p.name.startswith(".")]
     ignored = sorted(path for name in classes for path in images_and_others(train / name)[1])
     return Survey(
         len(classes),
@@ -57,7 +59,7 @@ def _survey(folder: Path) -> Survey:
         min(counts),
         int(np.median(sides)),
         test is not None,
-        tuple(ignored),
+        (*sorted(beside), *ignored),
     )
 
 

@@ -137,7 +137,10 @@ def _words(found: Survey, values: dict[str, Any]) -> str:
         others = (
             "1 other file or folder is" if count == 1 else f"{count:,} other files or folders are"
         )
-        text += f"\n{others} ignored, such as {printable(found.ignored[0])}. Images end in {', '.join(SUFFIXES)}."
+        text += (
+            f"\n{others} ignored, such as {printable(found.ignored[0])}. Images are in class folders, and end in "
+            f"{', '.join(SUFFIXES)}."
+        )
     return text
 
 

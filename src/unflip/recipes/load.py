@@ -152,8 +152,7 @@ def _shipped(name: str) -> dict[str, Any]:
         near = difflib.get_close_matches(name, recipe_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise RecipeError(
-            f"unknown recipe {name!r}.{hint} Shipped: {', '.join(recipe_names())}; "
-            "or give the path of a .yaml file."
+            f"unknown recipe {name!r}.{hint} 'unflip recipes' lists the shipped ones; or give the path of a .yaml file."
         )
     text = (resources.files("unflip.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     return _parsed(text, name, name)

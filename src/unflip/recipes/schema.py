@@ -159,6 +159,10 @@ class Schedule(_Part):
             )
         return self
 
+    def never_falls(self, epochs: int) -> bool:
+        """Whether all steps come after the last epoch."""
+        return bool(self.at) and min(self.at) >= epochs
+
     def factor_at(self, epoch: int, epochs: int) -> float:
         """For epoch 0 .. epochs - 1."""
         if epoch < self.warmup:

@@ -184,7 +184,7 @@ def _run_section(
     return {
         "kind": "runs",
         "study": None,
-        "title": f"Runs on {data}",
+        "title": "Runs on folders of images" if data == "folder" else f"Runs on {data}",
         "unflip": None,
         "data": data,
         "evaluated_on": evaluated_on,

@@ -18,8 +18,8 @@ been run by us.
 from __future__ import annotations
 
 from unflip.study.arm import Draft
-from unflip.study.experiment import BASELINE, TEACHER, Experiment
-from unflip.study.paper import DOREFA, STRONGEST, TUNING
+from unflip.study.experiment import BASELINE, TEACHER, Experiment, distill
+from unflip.study.paper import DOREFA_COSINE, STRONGEST, TUNING
 from unflip.study.summary import Paper
 
 VGG = "model={name: vgg_small}"
@@ -61,7 +61,7 @@ def _own(
         _sgd(lr, decay),
         schedule,
     )
-    return Draft(name, label, DOREFA, changes, paper=Paper(published) if published else None)
+    return Draft(name, label, DOREFA_COSINE, changes, paper=Paper(published) if published else None)
 
 
 def _biper(network: str, published: float) -> tuple[Draft, Draft]:
@@ -86,10 +86,8 @@ def _large_teacher(network: str = STRONG_18) -> Draft:
 
 def _ours(name: str, label: str, network: str, *changes: str, teacher: str | None = LARGE) -> Draft:
     """A method with the recipe of our strongest ResNet-20."""
-    distill = "distill=null"
-    if teacher:
-        distill = f"distill={{teacher: {TEACHER}, temperature: 2, weight: 0.5}}"
-    return Draft(name, label, STRONGEST, (network, distill, *changes), teacher=teacher)
+    taught = distill(2, 0.5) if teacher else "distill=null"
+    return Draft(name, label, STRONGEST, (network, taught, *changes), teacher=teacher)
 
 
 def _with_our_recipe(network: str) -> tuple[Draft, ...]:
@@ -106,7 +104,7 @@ def _with_our_recipe(network: str) -> tuple[Draft, ...]:
 
 
 def _baseline(network: str) -> Draft:
-    return Draft(BASELINE, "DoReFa-Net, the recipe of our ResNet-20", DOREFA, (network,))
+    return Draft(BASELINE, "DoReFa-Net, the recipe of our ResNet-20", DOREFA_COSINE, (network,))
 
 
 VGG_SMALL = Experiment(
@@ -176,10 +174,6 @@ def _variant(name: str, label: str, *changes: str, teacher: str = SMALL) -> Draf
     return Draft(name, label, STRONGEST, changes, teacher=teacher)
 
 
-def _distill(temperature: float, weight: float) -> str:
-    return f"distill={{teacher: {TEACHER}, temperature: {temperature:g}, weight: {weight:g}}}"
-
-
 RECORD = Experiment(
     "record",
     "Changes to the recipe of our strongest ±1 ResNet-20",
@@ -189,14 +183,14 @@ RECORD = Experiment(
         Draft(SMALL, "ResNet-20 of twice the width, float (the teacher)", TEACHER, once=True),
         _large_teacher(),
         _variant("strongest", "the strongest so far"),
-        _variant("large-teacher", "ResNet-18 as teacher", _distill(2, 0.5), teacher=LARGE),
+        _variant("large-teacher", "ResNet-18 as teacher", distill(2, 0.5), teacher=LARGE),
         _variant(
             "large-teacher-0.9",
             "ResNet-18 as teacher, T = 4, weight 0.9",
-            _distill(4, 0.9),
+            distill(4, 0.9),
             teacher=LARGE,
         ),
-        _variant("distill-0.9", "T = 4, weight 0.9", _distill(4, 0.9)),
+        _variant("distill-0.9", "T = 4, weight 0.9", distill(4, 0.9)),
         _variant("decay-0.0001", "weight decay 0.0001", "optimizer.weight_decay=0.0001"),
         _variant("decay-0.000025", "weight decay 0.000025", "optimizer.weight_decay=0.000025"),
         _variant("latent-2", "latent weights twice as fast", "optimizer.latent_lr=2.0"),

@@ -20,6 +20,11 @@ TEACHER = "cifar10-resnet20-teacher"
 OPEN = ("shortcut", "order", "pixels")  # options of ResNet-20 that the paper leaves open
 
 
+def distill(temperature: float, weight: float) -> str:
+    """The change of a recipe that lets it learn from the teacher."""
+    return f"distill={{teacher: {TEACHER}, temperature: {temperature:g}, weight: {weight:g}}}"
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One table or figure of the paper. ``defaults`` change every recipe; ``about`` is for the command's help;

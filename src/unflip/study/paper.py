@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from unflip.recipes.schema import Recipe
 from unflip.study.arm import Draft
-from unflip.study.experiment import BASELINE, TEACHER, Experiment
+from unflip.study.experiment import BASELINE, Experiment, distill
 from unflip.study.summary import Paper
 
-DOREFA, FINETUNE, MAPPING, LNS = (
-    f"cifar10-resnet20-{name}" for name in ("dorefa", "finetune", "mapping", "lns")
+DOREFA, DOREFA_COSINE, FINETUNE, MAPPING, LNS, STRONGEST = (
+    f"cifar10-resnet20-{name}"
+    for name in ("dorefa", "cosine", "finetune", "mapping", "lns", "strongest")
 )
 RHO = 0.005  # of the LNS recipe
 ALPHAS = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -26,13 +27,10 @@ TUNING = ("data.validation=10000",)  # nothing is chosen on test images
 STEPS = "schedule={name: step, at: [233, 300, 367], factor: 0.1}"
 # as ResNet-20 was published (He et al., CVPR 2016: after 32k and 48k of 64k steps)
 HALF = "schedule={name: step, at: [200, 300], factor: 0.1}"
-# as Wide ResNet was published for CIFAR-10 (Zagoruyko and Komodakis, BMVC 2016: epochs 60, 120, 160 of 200)
-WIDE = "schedule={name: step, at: [120, 240, 320], factor: 0.2}"
 # a tenth after every quarter, as the paper has it for LNS itself
 QUARTERS = "schedule={name: step, every: 100, factor: 0.1}"
 STAYS = "method.lr=1e-30"  # a rate must be above zero; at this one no weight moves
 NEARLY_FROZEN = "optimizer.latent_lr=1e-6"  # training stops with an error if no latent weight moves
-STRONGEST = "cifar10-resnet20-strongest"
 NO_LOSS = "method.alpha=0.0"  # as the recipe has it: an override must not bring the loss back
 
 
@@ -82,10 +80,6 @@ def _slower(times: int) -> Callable[[Recipe], list[str]]:
     return derived
 
 
-def _distill(temperature: float, weight: float) -> str:
-    return f"distill={{teacher: {TEACHER}, temperature: {temperature:g}, weight: {weight:g}}}"
-
-
 def _after(
     name: str,
     label: str,
@@ -110,13 +104,18 @@ def _finetune_with_latent(times: int) -> Draft:
     return _after(f"latent-{times}x", label, FINETUNE, derived=_latent(times))
 
 
-_BASELINE = Draft(BASELINE, "baseline (DoReFa)", DOREFA, paper=Paper(85.06))
+_BASELINE = Draft(BASELINE, "baseline (DoReFa)", DOREFA, paper=Paper(85.06), control=True)
 _LNS = _after("lns", "LNS", LNS, paper=Paper(85.56, 0.11, 85.78))
 
 
-def _reading(name: str, label: str, *changes: str, times: float | None = None) -> Draft:
+def _with_cosine(name: str, label: str, *changes: str, times: float | None = None) -> Draft:
+    """The baseline with cosine decay; latent weights ``times`` as fast as the rest."""
     derived = _latent(times) if times else None
-    return Draft(name, label, DOREFA, changes, paper=_BASELINE.paper, derived=derived)
+    return Draft(name, label, DOREFA_COSINE, changes, derived=derived)
+
+
+def _reading(name: str, label: str, *changes: str, times: float | None = None) -> Draft:
+    return replace(_with_cosine(name, label, *changes, times=times), paper=_BASELINE.paper)
 
 
 READINGS = Experiment(
@@ -126,15 +125,20 @@ READINGS = Experiment(
     "weights.",
     (
         replace(
-            _BASELINE,
-            label="cosine decay, one shortcut per block",
+            _reading(BASELINE, "cosine decay, one shortcut per block"),
             keeps=("schedule", "model.shortcut"),
         ),
         _reading("step", "decay by steps", STEPS),
         _reading("conv", "one shortcut per convolution", "model.shortcut=conv"),
         _reading("conv-step", "… decay by steps", "model.shortcut=conv", STEPS),
         _reading("conv-half", "… decay at 1/2 and 3/4", "model.shortcut=conv", HALF),
-        _reading("conv-wide", "… decay as Wide ResNet's", "model.shortcut=conv", WIDE),
+        # the one that matches the paper best, and the baseline of all other studies
+        replace(
+            _BASELINE,
+            name="conv-wide",
+            label="… decay as Wide ResNet's",
+            keeps=("schedule", "model.shortcut"),
+        ),
         _reading("conv-quarters", "… decay every quarter", "model.shortcut=conv", QUARTERS),
         _reading("latent-3x", "latent weights 3 × faster", times=3),
         _reading("latent-10x", "latent weights 10 × faster", times=10),
@@ -218,7 +222,7 @@ SOTA = Experiment(
         replace(_BASELINE, label="DoReFa-Net"),
         Draft("xnor", "XNOR-Net", DOREFA, ("method=xnor",), paper=Paper(85.23)),
         # with one shortcut per convolution its inputs grow beyond the range of its gradient, and it unlearns
-        Draft("tbn", "TBN", DOREFA, ("method=tbn",), paper=Paper(84.34), keeps=("model.shortcut",)),
+        Draft("tbn", "TBN", DOREFA, ("method=tbn", "model.shortcut=block"), paper=Paper(84.34)),
         Draft("dsq", "DSQ", DOREFA, ("method=dsq",), paper=Paper(84.11)),
         _LNS,
     ),
@@ -301,9 +305,6 @@ def _after_sign(rho: float) -> tuple[str, ...]:
     return "method.loss_on=after_sign", *_rho(rho)
 
 
-_WIDE_BASELINE = replace(
-    _BASELINE, label="baseline, decay as Wide ResNet's", changes=(WIDE,), control=True
-)
 _FINETUNED = replace(
     _after("finetune", "fine-tuning", FINETUNE, paper=Paper(85.26, 0.06, 85.32)), control=True
 )
@@ -319,10 +320,9 @@ INTERPRETATIONS = Experiment(
     "interpretations",
     "What the paper's LNS may have been",
     "Interpretations of what the paper leaves open in LNS: where the gradient of the task goes, how fast the mapping "
-    "learns, its warm start and its output, the loss after the sign. From the baseline with Wide ResNet's decay and "
-    "one shortcut per convolution; on 10,000 training images held out.",
+    "learns, its warm start and its output, the loss after the sign. On 10,000 training images held out.",
     (
-        _WIDE_BASELINE,
+        _BASELINE,
         _FINETUNED,
         _FINETUNED_SLOWLY,
         _SLOW_MAPPING,
@@ -377,7 +377,7 @@ INTERPRETATIONS = Experiment(
             slower=10,
         ),
     ),
-    (*TUNING, "model.shortcut=conv"),
+    TUNING,
     "finetune",
     losses=True,
 )
@@ -405,13 +405,12 @@ def _replicated() -> tuple[Draft, ...]:
 
 REPLICATION = Experiment(
     "replication",
-    "The paper's ablation, from the baseline that matches it best",
-    "The paper's ablation at full length on test images, from ten baselines with Wide ResNet's decay and one shortcut "
-    "per convolution: fine-tuning at three rates, the mapping alone, LNS. --best-of runs/interpretations adds the "
-    "three interpretations that are best on held-out images; without it, all are trained.",
+    "The paper's ablation, with interpretations of LNS",
+    "The paper's ablation at full length on test images, from ten baselines: fine-tuning at three rates, the mapping "
+    "alone, LNS. --best-of runs/interpretations adds the three interpretations that are best on held-out images; "
+    "without it, all are trained.",
     _replicated(),
-    ("model.shortcut=conv",),
-    "finetune",
+    reference="finetune",
     seeds=10,
     losses=True,
 )
@@ -463,8 +462,8 @@ AFTER = "model.order=conv-bn-prelu"
 MEAN = "model.pixels=mean"
 # ReActNet's learned shifts, with the baseline's weights and gradients
 SHIFTS = "method={name: reactnet, weights: dorefa, gradient: clipped}"
-DISTILL = _distill(temperature=2, weight=0.5)
-MORE_DISTILL = _distill(temperature=4, weight=0.9)
+DISTILL = distill(temperature=2, weight=0.5)
+MORE_DISTILL = distill(temperature=4, weight=0.9)
 
 
 def _decay(value: float) -> str:
@@ -472,8 +471,7 @@ def _decay(value: float) -> str:
 
 
 def _stronger(name: str, label: str, *changes: str, times: float | None = None) -> Draft:
-    derived = _latent(times) if times else None
-    return Draft(name, label, DOREFA, ("model.shortcut=conv", *changes), derived=derived)
+    return _with_cosine(name, label, "model.shortcut=conv", *changes, times=times)
 
 
 def _fast(name: str, label: str, *changes: str) -> Draft:

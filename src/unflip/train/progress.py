@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+EPOCH_SECONDS = 5.0  # between the lines of epochs
 STEP_SECONDS = 30.0  # without a line: then an epoch is so long that its steps are shown
 
 
@@ -16,7 +17,7 @@ class Progress:
 
     def __init__(self, name: str, epochs: int, seeds: list[int], mode: str, quiet: bool) -> None:
         self.name, self.epochs, self.quiet = name, epochs, quiet
-        self.began = self.printed = time.monotonic()
+        self.began = self.printed = self.printed_epoch = time.monotonic()
         self.first_epoch: int | None = None
         self.accuracy: float | None = None  # the last one measured
         self.top5: float | None = None
@@ -71,8 +72,8 @@ class Progress:
             return
         now = time.monotonic()
         last = epoch + 1 == self.epochs
-        if last or now - self.printed > 5 or epoch == self.first_epoch:
-            self.printed = now
+        if last or now - self.printed_epoch > EPOCH_SECONDS or epoch == self.first_epoch:
+            self.printed = self.printed_epoch = now
             done = epoch + 1 - self.first_epoch
             left = (now - self.began) / done * (self.epochs - epoch - 1)
             print(f"{text}  {lines[0]['seconds']:.2f} s/epoch  {_duration(left)} left", flush=True)
