@@ -100,6 +100,10 @@ struct EngineWorkspace : Workspace {
   std::vector<std::unique_ptr<Arena>> arenas;  // one, or one per thread
 };
 
+// Units of work (see needs.cpp). About 80 take a nanosecond.
+constexpr int64_t kJobWork = 80'000;      // of a job, at least, if threads get more than one
+constexpr int64_t kWorkPerOverhead = 400;  // a task must take several times as long as the overhead: data must move, too
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 class EngineImpl : public Engine {
@@ -108,7 +112,9 @@ class EngineImpl : public Engine {
       : graph_(std::move(graph)), kernels_(kernels), isa_(kernels.name), threads_(std::max(1, threads)),
         plan_(make_plan(graph_, kernels)), takes_pixels_(unflip::takes_pixels(graph_)) {
     for (PlannedOp& planned : plan_.ops) {
-      tasks_.push_back(make_task(planned));
+      work_.push_back(planned_work(graph_, planned).value());
+      const int64_t jobs = threads_ * std::clamp<int64_t>(work_.back() / kJobWork / threads_, 1, kJobsPerThread);
+      tasks_.push_back(make_task(planned, threads_ == 1 ? 1 : static_cast<int>(jobs)));
       give_up_weights(graph_.ops[planned.op].conv);
     }
     for (Op& op : graph_.ops) give_up_weights(op.conv);  // those of ops that no output needs
@@ -160,23 +166,23 @@ class EngineImpl : public Engine {
 
   int arenas() const { return separate_images(arena_bytes_, threads_) ? threads_ : 1; }
 
-  std::unique_ptr<Task> make_task(PlannedOp& planned) {
+  std::unique_ptr<Task> make_task(PlannedOp& planned, int jobs) {
     Op& op = graph_.ops[planned.op];
-    if (op.kind == OpKind::Conv) return make_conv(op, planned);
+    if (op.kind == OpKind::Conv) return make_conv(op, planned, jobs);
     auto epilogue = [&] { return std::make_unique<Epilogue>(op.shape, planned.steps, planned.emits, plan_.values); };
     const int input = op.inputs[0];
     switch (op.kind) {
       case OpKind::Quantize:
-      case OpKind::Map: return make_map(input, plan_.values, epilogue(), threads_);
+      case OpKind::Map: return make_map(input, plan_.values, epilogue(), jobs);
       case OpKind::MaxPool:
       case OpKind::AvgPool: return make_pool(op, input, plan_.values, epilogue());
-      case OpKind::ToBytes: return make_to_bytes(op, input, planned.emits.value, plan_.values, threads_);
+      case OpKind::ToBytes: return make_to_bytes(op, input, planned.emits.value, plan_.values, jobs);
       default: return make_simple(op, planned.emits.value, plan_.values);
     }
   }
 
   // Changes the op's weights in place, because nothing else reads them and a copy may be large.
-  std::unique_ptr<Task> make_conv(Op& op, PlannedOp& planned) const {
+  std::unique_ptr<Task> make_conv(Op& op, PlannedOp& planned, int jobs) const {
     if (op.conv.bases) fold_scale(op.conv, planned.steps);
     const int input = op.inputs[0];
     if (planned.pool >= 0) {
@@ -185,27 +191,27 @@ class EngineImpl : public Engine {
       if (pool.kind == OpKind::MaxPool && make_rising(op.conv, before)) before.swap(after);
       auto own = std::make_unique<Epilogue>(op.shape, before, Emits(), plan_.values);
       auto last = std::make_unique<Epilogue>(pool.shape, after, planned.emits, plan_.values);
-      return make_dense_conv(op, std::move(own), &pool, std::move(last));
+      return make_dense_conv(op, std::move(own), &pool, std::move(last), jobs);
     }
     auto epilogue = std::make_unique<Epilogue>(op.shape, planned.steps, planned.emits, plan_.values);
-    if (!graph_.is_code(input)) return make_dense_conv(op, std::move(epilogue), nullptr, nullptr);
+    if (!graph_.is_code(input)) return make_dense_conv(op, std::move(epilogue), nullptr, nullptr, jobs);
     const Quantizer& quantizer = graph_.ops[input - 1].quantizer;
     if (!looks_up(op, quantizer, graph_.shape(input), kernels_))
       return (counts_channels(op) ? make_channel_count : make_counting_conv)(op, quantizer, input, plan_.values,
-                                                                             std::move(epilogue), threads_);
+                                                                             std::move(epilogue), jobs);
     const bool popcount = kernels_.popcount_tile && !small_groups(op, graph_.shape(input));
     const auto make = popcount ? make_popcount_conv : make_look_up_conv;
-    return make(op, quantizer, input, plan_.values, std::move(epilogue), kernels_, threads_);
+    return make(op, quantizer, input, plan_.values, std::move(epilogue), kernels_, jobs);
   }
 
   // Of floats or of whole numbers.
   std::unique_ptr<Task> make_dense_conv(const Op& op, std::unique_ptr<Epilogue> epilogue, const Op* pool,
-                                        std::unique_ptr<Epilogue> pool_epilogue) const {
+                                        std::unique_ptr<Epilogue> pool_epilogue, int jobs) const {
     const int input = op.inputs[0];
     if (!op.conv.int8)
-      return make_float_conv(op, input, plan_.values, std::move(epilogue), pool, std::move(pool_epilogue), threads_);
+      return make_float_conv(op, input, plan_.values, std::move(epilogue), pool, std::move(pool_epilogue), jobs);
     return make_byte_conv(op, graph_.ops[input - 1].range, input, plan_.values, std::move(epilogue), pool,
-                          std::move(pool_epilogue), kernels_, threads_);
+                          std::move(pool_epilogue), kernels_, jobs);
   }
 
   // Folds a factor that directly follows into the scales of the weights, unless a product leaves the normal floats. If it
@@ -257,9 +263,10 @@ class EngineImpl : public Engine {
 
   // Sample number i of the batch.
   void run_image(const Samples& input, float* const* outputs, int64_t i, Arena& arena, ThreadPool* pool, double* seconds) const {
+    const int64_t least_work = pool ? pool->overhead() * kWorkPerOverhead : 0;  // to be shared
     RunContext context;
     context.kernels = &kernels_;
-    context.pool = pool;
+    context.pool = 4 * graph_.input.size() >= least_work ? pool : nullptr;
     context.values = arena.values.data();
     context.codes = arena.codes.data();
     context.scratch = arena.scratch;
@@ -270,6 +277,7 @@ class EngineImpl : public Engine {
       read_input(context, input.floats + i * graph_.input.size());
     for (size_t t = 0; t < tasks_.size(); t++) {
       const double start = seconds ? now() : 0;
+      context.pool = work_[t] >= least_work ? pool : nullptr;
       tasks_[t]->run(context);
       if (seconds) seconds[plan_.ops[t].op] += now() - start;
     }
@@ -323,6 +331,7 @@ class EngineImpl : public Engine {
   Plan plan_;
   bool takes_pixels_;
   std::vector<std::unique_ptr<Task>> tasks_;  // one for each of plan_.ops
+  std::vector<int64_t> work_;                 // of each task
   ArenaSizes sizes_;
   int64_t arena_bytes_ = 0;
 };

@@ -21,6 +21,11 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(200);
 constexpr int kPausesPerLook = 32;  // reading the clock costs as much as several pauses
 
+// The first trial also wakes the threads.
+constexpr auto kTrial = std::chrono::microseconds(2);
+constexpr int kTrials = 4;
+constexpr unsigned kMeasureEvery = 256;
+
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -82,6 +87,9 @@ struct ThreadPool::State {
   std::vector<Share> shares;  // one for each thread
   uint64_t all_done = 0;      // jobs of all runs, this one included
   std::atomic<bool> busy{false};
+
+  std::atomic<unsigned> questions{0};
+  std::atomic<int> overhead{0};
 
   alignas(64) std::atomic<int> asleep{0};
   std::atomic<bool> stop{false};
@@ -193,6 +201,26 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::threads() const { return state_->threads; }
+
+int ThreadPool::overhead() {
+  State& s = *state_;
+  if (s.threads == 1) return 0;
+  if (s.questions.fetch_add(1, std::memory_order_relaxed) % kMeasureEvery == 0) {
+    auto work = [](void*, int, int) {
+      for (const auto end = Clock::now() + kTrial; Clock::now() < end;) {
+      }
+    };
+    auto least = Clock::duration::max();
+    for (int i = 0; i < kTrials; ++i) {
+      const auto start = Clock::now();
+      run(s.threads, work, nullptr);
+      least = std::min(least, Clock::now() - start);
+    }
+    const auto more = std::chrono::duration_cast<std::chrono::nanoseconds>(least - kTrial).count();
+    s.overhead.store(static_cast<int>(std::clamp<int64_t>(more, 0, 1'000'000)), std::memory_order_relaxed);
+  }
+  return s.overhead.load(std::memory_order_relaxed);
+}
 
 void ThreadPool::run(int jobs, void (*work)(void* context, int job, int thread), void* context) {
   State& s = *state_;

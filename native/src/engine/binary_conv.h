@@ -21,20 +21,20 @@ bool small_groups(const Op& op, const Shape& in);
 
 // By look-up, see ../kernels/look_up.h: all but unusual shapes. Groups must be whole bytes and the kernel three wide.
 std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-                                        std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int threads);
+                                        std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int jobs);
 
 // By vectors of popcounts, see ../kernels/popcount.h: the same shapes, and any groups of whole bytes.
 std::unique_ptr<Task> make_popcount_conv(const Op& op, const Quantizer& quantizer, int input,
                                          const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue,
-                                         const Kernels& kernels, int threads);
+                                         const Kernels& kernels, int jobs);
 
 // By counting differing bits of 64 channels at a time: one filter per channel, over 1, 2 or 4 channels, without an offset.
 bool counts_channels(const Op& op);
 std::unique_ptr<Task> make_channel_count(const Op& op, const Quantizer& quantizer, int input,
-                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads);
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int jobs);
 
 // By counting differing bits window by window: any shape, groups and number of channels.
 std::unique_ptr<Task> make_counting_conv(const Op& op, const Quantizer& quantizer, int input,
-                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads);
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int jobs);
 
 }  // namespace unflip

@@ -26,7 +26,7 @@ T at(const std::vector<T>& values, int64_t channel) {
 
 class ToBytes : public Task {
  public:
-  ToBytes(const Op& op, int input, int output, const std::vector<ValueInfo>& values, int threads)
+  ToBytes(const Op& op, int input, int output, const std::vector<ValueInfo>& values, int jobs)
       : input_(input), output_(output), info_(values[input]), layout_(values[output].layout) {
     const Shape& s = info_.shape;
     // Pixels without gaps are converted several at a time.
@@ -37,7 +37,7 @@ class ToBytes : public Task {
       shift_.push_back(at(op.range.shift, i % s.channels));
     }
     for (int c = 0; c < s.channels; c++) zero_.push_back(at(op.range.zero, c));
-    cut_ = Cut(layout_.rows, threads > 1 ? threads * kJobsPerThread : 1, 1);
+    cut_ = Cut(layout_.rows, jobs, 1);
   }
 
   void run(const RunContext& context) const override {
@@ -93,17 +93,17 @@ class ByteConv : public Task {
  public:
   ByteConv(const Op& op, const ByteRange& range, int input, const std::vector<ValueInfo>& values,
            std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, const Kernels& kernels,
-           int threads)
+           int jobs)
       : window_(op.conv, values[input].shape, op.shape), input_(input), layout_(values[input].layout),
         channels_(op.conv.channels), groups_(op.conv.groups), group_filters_(op.conv.filters / op.conv.groups),
         epilogue_(std::move(epilogue)) {
     choose_segments();
     pack(op.conv, range, kernels.byte_bias);
     if (pool) {
-      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, threads);
+      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, jobs);
       thread_scratch_bytes = round_up(pooled_->bytes(), 64);
     } else {
-      choose_jobs(threads);
+      choose_jobs(jobs);
     }
   }
 
@@ -169,12 +169,12 @@ class ByteConv : public Task {
   }
 
   // As in float_conv.cpp: all filters for some pixels, or for many weights few filters for many pixels.
-  void choose_jobs(int threads) {
+  void choose_jobs(int jobs) {
     const bool many_weights = groups_ == 1 && group_blocks() * block_bytes() > (256 << 10);
     const int pixels = epilogue_->pixels();
     const int per_job = many_weights ? 384 : std::max(kBytePixels, 8192 / epilogue_->stride() / kBytePixels * kBytePixels);
     int pixel_jobs = std::max(1, pixels / per_job), block_jobs = many_weights ? (group_blocks() + 3) / 4 : 1;
-    if (threads > 1 && pixel_jobs * block_jobs < threads * kJobsPerThread) pixel_jobs = threads * kJobsPerThread / block_jobs;
+    if (pixel_jobs * block_jobs < jobs) pixel_jobs = jobs / block_jobs;
     pixel_cut_ = Cut(pixels, pixel_jobs, kBytePixels);
     block_cut_ = Cut(groups_ == 1 ? group_blocks() : 1, block_jobs, kFloatBlocks);
     if (!epilogue_->stores_floats()) thread_scratch_bytes = int64_t{pixel_cut_.size} * epilogue_->stride() * sizeof(float);
@@ -294,17 +294,17 @@ bool takes_pixels(const Graph& graph) {
   return found;
 }
 
-std::unique_ptr<Task> make_to_bytes(const Op& op, int input, int output, const std::vector<ValueInfo>& values, int threads) {
-  return std::make_unique<ToBytes>(op, input, output, values, threads);
+std::unique_ptr<Task> make_to_bytes(const Op& op, int input, int output, const std::vector<ValueInfo>& values, int jobs) {
+  return std::make_unique<ToBytes>(op, input, output, values, jobs);
 }
 
 std::unique_ptr<Task> make_byte_conv(const Op& op, const ByteRange& range, int input, const std::vector<ValueInfo>& values,
                                      std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue,
-                                     const Kernels& kernels, int threads) {
+                                     const Kernels& kernels, int jobs) {
   if (kernels.whole_stem_tile && is_stem(op))
-    return make_whole_stem_conv(op, range, input, values, std::move(epilogue), pool, std::move(pool_epilogue), threads);
+    return make_whole_stem_conv(op, range, input, values, std::move(epilogue), pool, std::move(pool_epilogue), jobs);
   return std::make_unique<ByteConv>(op, range, input, values, std::move(epilogue), pool, std::move(pool_epilogue), kernels,
-                                    threads);
+                                    jobs);
 }
 
 }  // namespace unflip

@@ -44,13 +44,13 @@ int digits_of(int number) {
 class ChannelCount : public Task {
  public:
   ChannelCount(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-               std::unique_ptr<Epilogue> epilogue, int threads)
+               std::unique_ptr<Epilogue> epilogue, int jobs)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), input_(input),
         layout_(values[input].layout), channels_(op.conv.filters), words_((channels_ + 63) / 64), group_(op.conv.channels),
         taps_(op.conv.kernel.h * op.conv.kernel.w * group_), epilogue_(std::move(epilogue)) {
     pack(op.conv);
     const int pixels = epilogue_->pixels();
-    cut_ = Cut(pixels, std::max(pixels / 64, threads > 1 ? threads * kJobsPerThread : 1), 1);
+    cut_ = Cut(pixels, std::max(pixels / 64, jobs), 1);
     signs_at_ = round_up(int64_t{sums_.bases()} * sums_.planes() * counts_stride(), 64);
     sums_at_ = signs_at_ + round_up(int64_t{sums_.bases()} * sums_.stride() * 4, 64);
     thread_scratch_bytes = sums_at_ + round_up(int64_t{sums_.stride()} * 4, 64);
@@ -181,8 +181,8 @@ bool counts_channels(const Op& op) {
 }
 
 std::unique_ptr<Task> make_channel_count(const Op& op, const Quantizer& quantizer, int input,
-                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads) {
-  return std::make_unique<ChannelCount>(op, quantizer, input, values, std::move(epilogue), threads);
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int jobs) {
+  return std::make_unique<ChannelCount>(op, quantizer, input, values, std::move(epilogue), jobs);
 }
 
 }  // namespace unflip

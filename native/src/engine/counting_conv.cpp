@@ -28,7 +28,7 @@ void copy_bits(const uint8_t* from, int first, int count, int64_t at, uint64_t* 
 class CountingConv : public Task {
  public:
   CountingConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-               std::unique_ptr<Epilogue> epilogue, int threads)
+               std::unique_ptr<Epilogue> epilogue, int jobs)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), input_(input),
         layout_(values[input].layout), channels_(op.conv.channels), groups_(op.conv.groups),
         group_filters_(op.conv.filters / op.conv.groups), filters_(op.conv.filters),
@@ -36,7 +36,7 @@ class CountingConv : public Task {
         epilogue_(std::move(epilogue)) {
     pack(op.conv);
     const int pixels = epilogue_->pixels();
-    cut_ = Cut(pixels, std::max(pixels / 64, threads > 1 ? threads * kJobsPerThread : 1), 1);
+    cut_ = Cut(pixels, std::max(pixels / 64, jobs), 1);
     places_.plan(*this);
     thread_scratch_bytes = places_.bytes;
   }
@@ -150,8 +150,8 @@ class CountingConv : public Task {
 }  // namespace
 
 std::unique_ptr<Task> make_counting_conv(const Op& op, const Quantizer& quantizer, int input,
-                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads) {
-  return std::make_unique<CountingConv>(op, quantizer, input, values, std::move(epilogue), threads);
+                                         const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int jobs) {
+  return std::make_unique<CountingConv>(op, quantizer, input, values, std::move(epilogue), jobs);
 }
 
 }  // namespace unflip

@@ -16,16 +16,16 @@ namespace {
 class DepthwiseConv : public Task {
  public:
   DepthwiseConv(const Op& op, const std::vector<float>& weight, int input, const std::vector<ValueInfo>& values,
-                std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int threads)
+                std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int jobs)
       : window_(op.conv, values[input].shape, op.shape), input_(input), input_stride_(values[input].stride),
         epilogue_(std::move(epilogue)) {
     pack(weight);
     sort_columns();
     if (pool) {
-      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, threads);
+      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, jobs);
       taps_at_ = round_up(pooled_->bytes(), 64);
     } else {
-      cut_ = Cut(window_.out.height, threads > 1 ? threads * kJobsPerThread : 1, 1);
+      cut_ = Cut(window_.out.height, jobs, 1);
       if (!epilogue_->stores_floats()) taps_at_ = round_up(row_floats() * sizeof(float), 64);
     }
     thread_scratch_bytes = taps_at_ + int64_t{taps()} * kDepthwisePixels * static_cast<int64_t>(sizeof(const float*));
@@ -141,8 +141,8 @@ bool is_depthwise(const Op& op) {
 
 std::unique_ptr<Task> make_depthwise_conv(const Op& op, const std::vector<float>& weight, int input,
                                           const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue,
-                                          const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int threads) {
-  return std::make_unique<DepthwiseConv>(op, weight, input, values, std::move(epilogue), pool, std::move(pool_epilogue), threads);
+                                          const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int jobs) {
+  return std::make_unique<DepthwiseConv>(op, weight, input, values, std::move(epilogue), pool, std::move(pool_epilogue), jobs);
 }
 
 }  // namespace unflip

@@ -15,6 +15,6 @@ bool is_depthwise(const Op& op);
 // weight: channels x kernel. pool and its epilogue may be null, as in float_conv.h.
 std::unique_ptr<Task> make_depthwise_conv(const Op& op, const std::vector<float>& weight, int input,
                                           const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue,
-                                          const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int threads);
+                                          const Op* pool, std::unique_ptr<Epilogue> pool_epilogue, int jobs);
 
 }  // namespace unflip

@@ -42,16 +42,16 @@ std::vector<float> dense_weights(const Convolution& conv) {
 class FloatConv : public Task {
  public:
   FloatConv(const Op& op, int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, const Op* pool,
-            std::unique_ptr<Epilogue> pool_epilogue, int threads)
+            std::unique_ptr<Epilogue> pool_epilogue, int jobs)
       : window_(op.conv, values[input].shape, op.shape), input_(input), channels_(op.conv.channels), groups_(op.conv.groups),
         group_filters_(op.conv.filters / op.conv.groups), input_stride_(values[input].stride), epilogue_(std::move(epilogue)) {
     pack(op.conv);
     choose_source();
     if (pool) {
-      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, threads);
+      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, jobs);
       thread_scratch_bytes = round_up(pooled_->bytes(), 64);
     } else {
-      choose_jobs(threads);
+      choose_jobs(jobs);
     }
     if (source_ == Source::CopiedWindows) thread_scratch_bytes += kFloatPixels * depth() * sizeof(float);
   }
@@ -126,12 +126,12 @@ class FloatConv : public Task {
 
   // Few weights: all filters for some pixels at a time, so that the sums stay in the cache until the epilogue. Many weights: few
   // filters for many pixels.
-  void choose_jobs(int threads) {
+  void choose_jobs(int jobs) {
     const bool many_weights = groups_ == 1 && depth() * epilogue_->stride() * 4 > (256 << 10);
     const int pixels = epilogue_->pixels(), blocks = group_blocks();
     int per_job = many_weights ? 384 : std::max(kFloatPixels, 8192 / epilogue_->stride() / kFloatPixels * kFloatPixels);
     int pixel_jobs = std::max(1, pixels / per_job), block_jobs = many_weights ? (blocks + 3) / 4 : 1;
-    if (threads > 1 && pixel_jobs * block_jobs < threads * kJobsPerThread) pixel_jobs = threads * kJobsPerThread / block_jobs;
+    if (pixel_jobs * block_jobs < jobs) pixel_jobs = jobs / block_jobs;
     pixel_cut_ = Cut(pixels, pixel_jobs, kFloatPixels);
     block_cut_ = Cut(groups_ == 1 ? blocks : 1, block_jobs, kFloatBlocks);
     if (!epilogue_->stores_floats()) thread_scratch_bytes = int64_t{pixel_cut_.size} * epilogue_->stride() * sizeof(float);
@@ -278,14 +278,14 @@ bool pools_rows(const Op& op, const std::vector<Step>& steps, const Op& pool) {
 
 std::unique_ptr<Task> make_float_conv(const Op& op, int input, const std::vector<ValueInfo>& values,
                                       std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue,
-                                      int threads) {
+                                      int jobs) {
   if (is_stem(op))
     return make_stem_conv(op, dense_weights(op.conv), input, values, std::move(epilogue), pool, std::move(pool_epilogue),
-                          threads);
+                          jobs);
   if (is_depthwise(op))
     return make_depthwise_conv(op, dense_weights(op.conv), input, values, std::move(epilogue), pool, std::move(pool_epilogue),
-                               threads);
-  return std::make_unique<FloatConv>(op, input, values, std::move(epilogue), pool, std::move(pool_epilogue), threads);
+                               jobs);
+  return std::make_unique<FloatConv>(op, input, values, std::move(epilogue), pool, std::move(pool_epilogue), jobs);
 }
 
 }  // namespace unflip

@@ -15,6 +15,6 @@ bool pools_rows(const Op& op, const std::vector<Step>& steps, const Op& pool);
 // pool and its epilogue may be null. With a pool, the convolution's own epilogue emits nothing.
 std::unique_ptr<Task> make_float_conv(const Op& op, int input, const std::vector<ValueInfo>& values,
                                       std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue,
-                                      int threads);
+                                      int jobs);
 
 }  // namespace unflip

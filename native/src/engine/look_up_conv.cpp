@@ -47,14 +47,14 @@ std::vector<Block> cut_in_blocks(int filters, int groups) {
 class LookUpConv : public Task {
  public:
   LookUpConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-             std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int threads)
+             std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int jobs)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels), input_(input),
         layout_(values[input].layout), epilogue_(std::move(epilogue)),
         count_epilogue_(window_, sums_, *epilogue_, input, layout_, kernels), channel_groups_(op.conv.groups),
         blocks_(cut_in_blocks(op.conv.filters, channel_groups_)) {
     choose_pairing();
     pack(op.conv);
-    choose_jobs(threads);
+    choose_jobs(jobs);
     scratch_bytes = sums_.planes() * plane_numbers_ * sizeof(uint16_t) + 256;
     plan_thread_scratch();
   }
@@ -150,11 +150,11 @@ class LookUpConv : public Task {
 
   // A strip is some pairs in a row and a block of filters. Their counts are computed tile by tile, then the epilogue runs for
   // all.
-  void choose_jobs(int threads) {
+  void choose_jobs(int jobs) {
     const int blocks = static_cast<int>(blocks_.size()), strips = (pair_columns_ + kStripPairs - 1) / kStripPairs;
     strip_ = Cut(pair_columns_, strips, kLookUpPairs);
     const int all = pair_rows_ * strip_.jobs;
-    strip_jobs_ = Cut(all, threads == 1 ? 1 : std::max(1, threads * kJobsPerThread / blocks), 1);
+    strip_jobs_ = Cut(all, std::max(1, jobs / blocks), 1);
   }
 
   // A thread's scratch: windows of two pixels while pairing; later the counts of a strip for each base and plane, with space for
@@ -344,8 +344,8 @@ bool small_groups(const Op& op, const Shape& in) {
 }
 
 std::unique_ptr<Task> make_look_up_conv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-                                        std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int threads) {
-  return std::make_unique<LookUpConv>(op, quantizer, input, values, std::move(epilogue), kernels, threads);
+                                        std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int jobs) {
+  return std::make_unique<LookUpConv>(op, quantizer, input, values, std::move(epilogue), kernels, jobs);
 }
 
 }  // namespace unflip

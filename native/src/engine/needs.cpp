@@ -386,6 +386,12 @@ Size run_work(const Graph& graph, const Plan& plan) {
 
 }  // namespace
 
+Size planned_work(const Graph& graph, const PlannedOp& planned) {
+  Size work = op_work(graph, graph.ops[planned.op]);
+  if (planned.pool >= 0) work += op_work(graph, graph.ops[planned.pool]);
+  return work;
+}
+
 Needs engine_needs(const Graph& graph, const Kernels& kernels, int threads) {
   Estimate estimate(graph, kernels, threads);
   Needs needs = estimate.needs();

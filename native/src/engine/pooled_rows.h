@@ -16,13 +16,13 @@ class PooledRows {
 
   // conv: the convolution's epilogue; it emits nothing. epilogue: the pool's. The convolution computes `grain` rows at a time,
   // starting at a multiple of `grain`.
-  PooledRows(const Op& pool, const Epilogue& conv, std::unique_ptr<Epilogue> epilogue, int grain, int threads)
+  PooledRows(const Op& pool, const Epilogue& conv, std::unique_ptr<Epilogue> epilogue, int grain, int jobs)
       : window_(pool, conv.shape(), conv.stride()), conv_(conv), epilogue_(std::move(epilogue)), grain_(grain),
         open_(open_rows(pool, grain)), row_(int64_t{conv.shape().width} * conv.stride()),
         pooled_row_(int64_t{pool.shape.width} * conv.stride()) {
-    // Threads share the pool's rows. At the boundary of two jobs, some rows of the convolution are computed twice. A job has at
-    // least as many rows of its own, so that tall windows do not multiply the work.
-    cut_ = Cut(pool.shape.height, threads > 1 ? 2 * threads : 1, std::max(1, (pool.pool.kernel.h - 1) / pool.pool.stride.h));
+    // Threads share the pool's rows. At the boundary of two jobs, some rows of the convolution are computed twice, so jobs are few.
+    // A job has at least as many rows of its own, so that tall windows do not multiply the work.
+    cut_ = Cut(pool.shape.height, jobs > 1 ? std::max(2, jobs / 3) : 1, std::max(1, (pool.pool.kernel.h - 1) / pool.pool.stride.h));
   }
 
   // Of a thread's scratch, from its start. stride: floats of a pixel.

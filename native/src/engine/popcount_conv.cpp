@@ -20,10 +20,9 @@
 namespace unflip {
 namespace {
 
-constexpr int64_t kStripBytes = 32 << 10;    // of windows, approximately: a block's weights should fit into the cache with them
-constexpr int kStripPixels = 224;            // at most
-constexpr int kGrain = 8;                    // pixels, so that tiles are complete
-constexpr int64_t kJobProducts = 1 << 21;    // of bits, at least: about a microsecond, more than threads need to share a job
+constexpr int64_t kStripBytes = 32 << 10;  // of windows, approximately: a block's weights should fit into the cache with them
+constexpr int kStripPixels = 224;          // at most
+constexpr int kGrain = 8;                  // pixels, so that tiles are complete
 
 // The filters of a tile.
 struct Block {
@@ -50,14 +49,14 @@ std::vector<Block> cut_in_blocks(int filters, int groups, int words) {
 class PopcountConv : public Task {
  public:
   PopcountConv(const Op& op, const Quantizer& quantizer, int input, const std::vector<ValueInfo>& values,
-               std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int threads)
+               std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int jobs)
       : window_(op.conv, values[input].shape, op.shape), sums_(op.conv, quantizer, window_), kernels_(kernels), input_(input),
         layout_(values[input].layout), epilogue_(std::move(epilogue)),
         count_epilogue_(window_, sums_, *epilogue_, input, layout_, kernels), groups_(op.conv.groups),
         group_bytes_(layout_.pixel_bytes / groups_), words_((window_.kernel.h * window_.kernel.w * group_bytes_ + 3) / 4),
         blocks_(cut_in_blocks(op.conv.filters, groups_, words_)) {
     pack(op.conv);
-    choose_jobs(op.conv, threads);
+    choose_jobs(jobs);
     place_pairs();
     plan_thread_scratch();
   }
@@ -107,16 +106,11 @@ class PopcountConv : public Task {
     return group_bytes_ % 8 == 0 && bytes <= window_bytes(count) && bytes * sums_.planes() <= kStripBytes;
   }
 
-  void choose_jobs(const Convolution& conv, int threads) {
+  void choose_jobs(int jobs) {
     const int64_t fit = kStripBytes / (window_bytes(1) * sums_.planes());
     int strip = std::min(kStripPixels, pixels());
     if (!in_rows(strip)) strip = static_cast<int>(std::max<int64_t>(kGrain, std::min<int64_t>(kStripPixels, fit)));
-    int jobs = (pixels() + strip - 1) / strip;
-    if (threads > 1) {
-      const int64_t products = int64_t{pixels()} * conv.filters * words_ * 32 * terms();
-      jobs = std::max(jobs, threads * static_cast<int>(std::clamp<int64_t>(products / kJobProducts / threads, 1, kJobsPerThread)));
-    }
-    strips_ = Cut(pixels(), jobs, kGrain);
+    strips_ = Cut(pixels(), std::max(jobs, (pixels() + strip - 1) / strip), kGrain);
     in_rows_ = in_rows(std::min(strips_.size, pixels()));
   }
 
@@ -273,8 +267,8 @@ class PopcountConv : public Task {
 
 std::unique_ptr<Task> make_popcount_conv(const Op& op, const Quantizer& quantizer, int input,
                                          const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue,
-                                         const Kernels& kernels, int threads) {
-  return std::make_unique<PopcountConv>(op, quantizer, input, values, std::move(epilogue), kernels, threads);
+                                         const Kernels& kernels, int jobs) {
+  return std::make_unique<PopcountConv>(op, quantizer, input, values, std::move(epilogue), kernels, jobs);
 }
 
 }  // namespace unflip

@@ -14,9 +14,9 @@ namespace {
 
 class MapTask : public Task {
  public:
-  MapTask(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads)
+  MapTask(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int jobs)
       : input_(input), stride_(values[input].stride), epilogue_(std::move(epilogue)),
-        cut_(epilogue_->pixels(), threads > 1 ? threads * kJobsPerThread : 1, 1) {}
+        cut_(epilogue_->pixels(), jobs, 1) {}
 
   void run(const RunContext& context) const override {
     const EpilogueTarget target = epilogue_->target(context);
@@ -385,8 +385,8 @@ class ResizeTask : public SimpleTask {
 
 }  // namespace
 
-std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads) {
-  return std::make_unique<MapTask>(input, values, std::move(epilogue), threads);
+std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int jobs) {
+  return std::make_unique<MapTask>(input, values, std::move(epilogue), jobs);
 }
 
 std::unique_ptr<Task> make_pool(const Op& op, int input, const std::vector<ValueInfo>& values,

@@ -9,7 +9,7 @@
 namespace unflip {
 
 // A map, or a quantize that is not fused: the epilogue of an existing value.
-std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int threads);
+std::unique_ptr<Task> make_map(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int jobs);
 
 std::unique_ptr<Task> make_pool(const Op& op, int input, const std::vector<ValueInfo>& values,
                                 std::unique_ptr<Epilogue> epilogue);

@@ -67,7 +67,7 @@ class StemConv : public Task {
   // weight: filters x channels x 7 x 7. range: of the op that made whole numbers.
   StemConv(const Op& op, const std::vector<float>& weight, const ByteRange& range, int input,
            const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, const Op* pool,
-           std::unique_ptr<Epilogue> pool_epilogue, int threads)
+           std::unique_ptr<Epilogue> pool_epilogue, int jobs)
       : window_(op.conv, values[input].shape, op.shape), input_(input), channels_(op.conv.channels),
         input_stride_(values[input].stride), layout_(values[input].layout), tiles_(tiles_of(op.shape.width)),
         line_(line_floats(op)), epilogue_(std::move(epilogue)) {
@@ -79,10 +79,10 @@ class StemConv : public Task {
       scale_.resize(round_up(op.conv.filters, kFloatBlock), 0.f);
     }
     if (pool) {
-      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 2, threads);
+      pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 2, jobs);
       lines_at_ = round_up(pooled_->bytes(), 64);
     } else {
-      cut_ = Cut(tiles_of(window_.out.height), threads > 1 ? threads * kJobsPerThread : 1, 1);
+      cut_ = Cut(tiles_of(window_.out.height), jobs, 1);
       if (!epilogue_->stores_floats()) lines_at_ = 2 * row_floats() * sizeof(float);
     }
     line_step_ = round_up(line_ + 16, 16);  // vectors extend beyond the end
@@ -272,17 +272,17 @@ bool is_stem(const Op& op) {
 
 std::unique_ptr<Task> make_stem_conv(const Op& op, const std::vector<float>& weight, int input,
                                      const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, const Op* pool,
-                                     std::unique_ptr<Epilogue> pool_epilogue, int threads) {
+                                     std::unique_ptr<Epilogue> pool_epilogue, int jobs) {
   return std::make_unique<StemConv<float>>(op, weight, ByteRange(), input, values, std::move(epilogue), pool,
-                                           std::move(pool_epilogue), threads);
+                                           std::move(pool_epilogue), jobs);
 }
 
 std::unique_ptr<Task> make_whole_stem_conv(const Op& op, const ByteRange& range, int input, const std::vector<ValueInfo>& values,
                                            std::unique_ptr<Epilogue> epilogue, const Op* pool,
-                                           std::unique_ptr<Epilogue> pool_epilogue, int threads) {
+                                           std::unique_ptr<Epilogue> pool_epilogue, int jobs) {
   const std::vector<float> weight(op.conv.bytes.begin(), op.conv.bytes.end());
   return std::make_unique<StemConv<int16_t>>(op, weight, range, input, values, std::move(epilogue), pool,
-                                             std::move(pool_epilogue), threads);
+                                             std::move(pool_epilogue), jobs);
 }
 
 }  // namespace unflip

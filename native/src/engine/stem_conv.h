@@ -15,11 +15,11 @@ bool is_stem(const Op& op);
 // weight: filters x channels x 7 x 7. pool and its epilogue may be null, as in float_conv.h.
 std::unique_ptr<Task> make_stem_conv(const Op& op, const std::vector<float>& weight, int input,
                                      const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, const Op* pool,
-                                     std::unique_ptr<Epilogue> pool_epilogue, int threads);
+                                     std::unique_ptr<Epilogue> pool_epilogue, int jobs);
 
 // The same for whole numbers, if the kernels have it.
 std::unique_ptr<Task> make_whole_stem_conv(const Op& op, const ByteRange& range, int input, const std::vector<ValueInfo>& values,
                                            std::unique_ptr<Epilogue> epilogue, const Op* pool,
-                                           std::unique_ptr<Epilogue> pool_epilogue, int threads);
+                                           std::unique_ptr<Epilogue> pool_epilogue, int jobs);
 
 }  // namespace unflip

@@ -74,7 +74,8 @@ struct Cut {
   int last(int job) const { return items - job * size < size ? items : (job + 1) * size; }
 };
 
-// Enough jobs to keep threads equally busy, few enough for little overhead.
+// Tasks are divided into at least `jobs` parts, if they can be: enough to keep threads equally busy, few enough for little
+// overhead. 1: the task is for one thread.
 constexpr int kJobsPerThread = 6;
 
 // Threads work on separate images if an arena is no larger than a core's cache, or all arenas than the cache that cores share. Larger
