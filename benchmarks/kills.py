@@ -121,11 +121,16 @@ def content(path: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def compared(path: Path) -> bool:
+    """Locks and logs of progress are not, nor the checkpoints before a run's last one: one is saved where a run stops."""
+    if path.name.startswith("checkpoint-"):
+        return path.stem == max(p.stem for p in path.parent.glob("checkpoint-*"))
+    return path.is_file() and path.name != ".lock" and path.suffix != ".log"
+
+
 def contents(folder: Path) -> dict[str, str]:
-    """Of all files but locks and logs of progress, by name."""
-    files = sorted(
-        p for p in folder.rglob("*") if p.is_file() and p.name != ".lock" and p.suffix != ".log"
-    )
+    """Of all files that are compared, by name."""
+    files = sorted(filter(compared, folder.rglob("*")))
     return {str(path.relative_to(folder)): content(path) for path in files}
 
 
