@@ -122,7 +122,7 @@ def content(path: Path) -> str:
 
 
 def compared(path: Path) -> bool:
-    """Locks and logs of progress are not, nor the checkpoints before a run's last one: one is saved where a run stops."""
+    """Not locks, logs of progress, or checkpoints before the last one of a run: one is saved where a run stops."""
     if path.name.startswith("checkpoint-"):
         return path.stem == max(p.stem for p in path.parent.glob("checkpoint-*"))
     return path.is_file() and path.name != ".lock" and path.suffix != ".log"
