@@ -19,6 +19,7 @@ from unflip.packing.ir import Shape
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.float32
 FEW_STEPS = 4  # up to this many thresholds are compared without a loop
+MOST_NUMBERS = 2**26  # that are compared per layer to find whole thresholds
 
 
 @dataclass
@@ -279,9 +280,9 @@ def _intervals(task: Task, sums: Sums) -> tuple[Array, Array] | None:
     q = task.quantizer
     assert q is not None
     most = task.conv.depth * sums.largest
-    numbers = np.arange(-most, most + 1, dtype=np.int64)
-    if numbers.size * task.out[0] > 2**26:
+    if (2 * most + 1) * task.out[0] * len(q.strict) > MOST_NUMBERS:
         return None  # a layer that is too large for a microcontroller anyway
+    numbers = np.arange(-most, most + 1, dtype=np.int64)
     with np.errstate(all="ignore"):
         v = sums.terms[0].scale[:, None] * numbers.astype(F32)
         for step in task.steps:
