@@ -161,9 +161,7 @@ class Fields {
   }
 
   static bool whole(const Json& value, int least, int most, int& result) {
-    if (value.type != Json::Type::Number || value.number < least || value.number > most ||
-        value.number != std::floor(value.number))
-      return false;
+    if (value.type != Json::Type::Number || !value.whole || value.number < least || value.number > most) return false;
     result = static_cast<int>(value.number);
     return true;
   }

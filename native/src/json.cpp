@@ -131,6 +131,7 @@ class Parser {
     } else {
       digits();
     }
+    const size_t whole = at_;
     if (peek() == '.') {
       ++at_;
       digits();
@@ -141,6 +142,7 @@ class Parser {
       digits();
     }
     value.type = Json::Type::Number;
+    value.whole = at_ == whole;
     value.number = convert(text_.substr(begin, at_ - begin));
   }
 

@@ -16,6 +16,7 @@ struct Json {
   Type type = Type::Null;
   bool boolean = false;
   double number = 0;
+  bool whole = false;  // a number without fraction and exponent. Python reads others, such as 2.0, as floats
   std::string string;
   std::vector<Json> items;        // the items of an array, or the values of an object
   std::vector<std::string> keys;  // the keys of an object, one per item

@@ -52,8 +52,7 @@ const Json& member(const Json& object, const char* key, Json::Type type, const s
 
 uint64_t whole(const Json& value, uint64_t most, const std::string& where) {
   const double number = value.number;
-  if (value.type != Json::Type::Number || !(number >= 0) || number > static_cast<double>(most) ||
-      number != static_cast<double>(static_cast<uint64_t>(number)))
+  if (value.type != Json::Type::Number || !value.whole || !(number >= 0) || number > static_cast<double>(most))
     fail(where + " must be whole numbers 0 .. " + std::to_string(most));
   return static_cast<uint64_t>(number);
 }

@@ -8,6 +8,7 @@ import runpy
 import shutil
 import subprocess
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,39 @@ def test_many_ops() -> None:
     started = time.process_time()
     assert to_c(net.packed(), "net").arena == 2 * 4 * 4 * 3 * 3
     assert time.process_time() - started < 20
+
+
+def test_many_weights_are_refused() -> None:
+    """A network of 34 MB took 3 GB to write."""
+    net = Net((8192, 1, 1))
+    net.conv(net.quantize(0), [4097, 8192, 1, 1])
+    with pytest.raises(
+        PackedFileError, match="it has 33,562,624 binary weights; in plain C at most"
+    ):
+        to_c(net.packed(), "net")
+    net.ops.clear()
+    net.conv(0, [1025, 8192, 1, 1])  # of floats, so the weights are floats too
+    with pytest.raises(
+        PackedFileError, match="it has 8,396,800 floats; in plain C at most 8,388,608"
+    ):
+        to_c(net.packed(), "net")
+
+
+@pytest.mark.parametrize(("channels", "offset"), [(65_000, -4096.0), (2000, -1.0)])
+def test_whole_numbers_are_tried_in_little_memory(channels: int, offset: float) -> None:
+    """All sums of the first one were listed before the limit was looked at: 4 GB. Steps did not count: 300 MB."""
+    net = Net((channels, 1, 1))
+    code = net.quantize(0, scales=[2.0], offset=offset)
+    x = net.conv(code, [100, channels, 1, 1], scales=net.keep(np.ones((1, 1), np.float32)))
+    levels = {"coding": "levels", "scales": [2.0**p for p in range(8)], "offset": 0.0}
+    code = net.op("quantize", x, thresholds=net.tensor(255, 1), strict=[False] * 255, **levels)
+    net.conv(code, [8, 100, 1, 1])
+    tracemalloc.start()
+    try:
+        to_c(net.packed(), "net")
+        assert tracemalloc.get_traced_memory()[1] < 150 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", ["", "3d", "a-b", "int", "a b", "a;b", "_x", "é", "x" * 41, "a\n"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from unflip.imports import CannotImport
 from unflip.imports.checkpoints import fit, load, read_state
 from unflip.imports.layouts import LAYOUTS
-from unflip.packing import read
+from unflip.packing import Packed, read
 
 State = dict[str, Tensor]
 CIFAR_STAGES = ((16, 3), (32, 3), (64, 3))
@@ -236,6 +236,23 @@ def test_the_command_writes_where_a_network_comes_from(unflip, tmp_path):
     assert graph["labels"][0] == "airplane"
     shown = unflip("show", out)
     assert "source format: PyTorch checkpoint, layout adabin-resnet20" in shown.out
+
+
+def test_control_characters_are_not_printed(tmp_path, capsys):
+    from unflip.cli.imports import _write
+    from unflip.imports.write import cifar10
+
+    bad = "\x1b[31m\u202e\r\x9b"
+    source, out = tmp_path / f"{bad}.pth", tmp_path / f"{bad}.unflip"
+    source.write_bytes(b"x")
+    ops = [{"op": "map", "name": "", "inputs": [0], "steps": []}]
+    graph = {"input": {"shape": [3, 32, 32]}, "ops": ops, "output": 1, "labels": None}
+    origin = {"page": bad, "license": bad}
+    _write(out, Packed(graph, {}), cifar10(), origin, [source], [f"left out: {bad}"], None)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert all(line.isprintable() for line in lines)
+    assert sum("\\x1b[31m\\u202e\\r\\x9b" in line for line in lines) == 3
 
 
 # --- files that are refused -------------------------------------------------------------------------------

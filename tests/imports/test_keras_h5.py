@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,31 @@ def test_a_virtual_array_with_an_open_size_opens_no_other_file(tmp_path):
         file["kernel"] = np.ones((9, 4), np.float32)
     (tmp_path / "other.h5").chmod(0)
     with pytest.raises(CannotImport, match="in pieces, compressed, or in other files"):
+        load_here(path)
+
+
+def test_many_layers_in_a_model():
+    """Each weight was looked for among all of them: half a minute for 2,000 layers, and 10,000 are allowed."""
+    one = np.ones(1, np.float32)
+    weights = ("gamma", "beta", "moving_mean", "moving_variance")
+    file = keras_h5.KerasFile(
+        "x", None, {f"m/b{i}/{w}:0": one for i in range(5000) for w in weights}
+    )
+    began = time.process_time()
+    for i in range(5000):
+        for weight in weights:
+            assert file.find(("m", f"b{i}"), weight, (1,)) == 1
+    assert time.process_time() - began < 2
+    assert not file.unused()
+    with pytest.raises(CannotImport, match="gamma of layer 'm': 5000 arrays could be it"):
+        file.find(("m",), "gamma", (1,))
+
+
+def test_long_paths(tmp_path):
+    path = small(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        file.create_dataset(f"model_weights/{'x' * 5000}", data=np.ones(1, np.float32))
+    with pytest.raises(CannotImport, match=r"a name has 5,000 letters: 'x{60}'"):
         load_here(path)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import socket
+import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -114,6 +118,27 @@ def test_a_download_that_takes_too_long_is_ended(serve, monkeypatch) -> None:
     monkeypatch.setattr(module, "WHOLE_SECONDS", -1.0)
     with pytest.raises(DownloadError, match="takes more than"):
         download(serve({"/x": (200, {}, NETWORK)}) + "/x")
+
+
+def test_a_server_that_sends_byte_by_byte(monkeypatch) -> None:
+    """The time was looked at only after 65,536 bytes: a byte every 29 seconds took weeks."""
+
+    def drip() -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n")
+            for _ in range(100):
+                connection.sendall(b"x")
+                time.sleep(0.05)
+
+    monkeypatch.setattr(module, "WHOLE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(DownloadError, match="takes more than"):
+            download(f"http://127.0.0.1:{server.getsockname()[1]}/x")
+    assert time.monotonic() - began < 3
 
 
 def test_a_file_that_is_cut_off_is_refused(serve) -> None:

@@ -68,7 +68,7 @@ def hostile(packed, path):
 def test_control_characters_are_never_printed(run, unflip, tmp_path):
     from PIL import Image
 
-    model, image = tmp_path / "bad.unflip", tmp_path / "a.png"
+    model, image = tmp_path / "bad.unflip", tmp_path / "\x1b[31ma.png"
     unflip("pack", run / "seed-1", "-o", tmp_path / "good.unflip")
     hostile(read(tmp_path / "good.unflip"), model)
     Image.new("L", (8, 8)).save(image)

@@ -182,6 +182,10 @@ def test_a_custom_file(tmp_path: Path) -> None:
         ("a: [1", "is not YAML"),
         ("epochs: 3\n", "data: Field required; model: Field required; optimizer: Field required"),
         ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
+        ("about: |\n" + 30_000 * " ab\n", "has 120,009 letters; at most 100,000 are read"),
+        ("epochs: " + 5000 * "[", "line 1: more than 50 lists or mappings in each other"),
+        ("epochs: 2021-99-99", "has a value that YAML cannot read: month must be in 1..12"),
+        ("epochs: " + 5000 * "9", "has a value that YAML cannot read: Exceeds the limit"),
     ],
 )
 def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, says: str) -> None:
@@ -191,6 +195,15 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, says: str) -> None:
         load_recipe(path)
     assert str(path) in str(error.value)
     assert says in str(error.value)
+
+
+def test_aliases_that_grow(tmp_path: Path) -> None:
+    """60 lists, each of them twice in the next one. With 25 it took half a minute and 2 GB to print the error."""
+    path = tmp_path / "mine.yaml"
+    lists = [f"x{i}: &x{i} [*x{i - 1}, *x{i - 1}]\n" for i in range(1, 60)]
+    path.write_text("x0: &x0 [a]\n" + "".join(lists) + "epochs: *x59\n")
+    with pytest.raises(RecipeError, match=r"mine\.yaml, line 2: aliases \(\*x0\) are not supp"):
+        load_recipe(path)
 
 
 def test_unknown_recipes_list_the_known_ones(tmp_path: Path) -> None:

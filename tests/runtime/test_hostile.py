@@ -225,6 +225,7 @@ CONTAINERS: list[tuple[str, Change]] = [
     ("a size of 0", tensor("shape", [0])),
     ("whole numbers", tensor("shape", [-8])),
     ("whole numbers", tensor("shape", [2.5])),
+    ("whole numbers", tensor("shape", [8.0])),
     ("whole numbers", tensor("shape", ["8"])),
     ("whole numbers", tensor("shape", [1e300])),
     ("2^31 bytes", tensor("shape", [2**31])),
@@ -377,6 +378,7 @@ GRAPHS: list[Case] = [
     ("residual", "'output' must be a whole number 0 .. 6", top("output", 7)),
     ("residual", "'output' must be a whole number", top("output", -1)),
     ("residual", "'output' must be a whole number", top("output", 1.5)),
+    ("residual", "'output' must be a whole number", top("output", 6.0)),  # show failed at it
     ("residual", "'output' must be a float value", top("output", 2)),
     ("residual", "'output' is missing", lambda g: g.pop("output")),
     ("residual", "'output' or 'outputs', not both", top("outputs", [{"name": "a", "value": 1}])),

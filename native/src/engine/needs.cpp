@@ -152,6 +152,7 @@ class FloatConvNeeds {
   TaskNeeds stem() const {
     TaskNeeds n;
     n.kept = parts(conv_.filters, kFloatBlock) * stem_block(conv_.channels) * kFloat;
+    if (conv_.int8) n.kept += kGrowth * Size(in_.shape.width) * conv_.channels * sizeof(int16_t);
     n.temporary = Size(conv_.filters) * depth_ * kFloat + Size(kStemTerms) * kStemTerms * conv_.channels * sizeof(double);
     const Size line = Size(op_.shape.width + 9) * (kStemTerms / 2 * conv_.channels) + 64;
     n.thread_scratch = largest(pooled_, 2 * row_) + line * (kStemRows + kStemTerms) * kFloat;
@@ -322,8 +323,8 @@ Size code_conv_work(const Op& op, const Quantizer& quantizer) {
   const Size taps = taps_of(c), bases = c.bases, planes = quantizer.planes(), terms = (bases + 1) * (planes + 1);
   const Size copy = planes * c.groups * taps * (10 + Size(c.channels) / 16);
   const Size compare = bases * planes * c.filters * (parts((taps * c.channels).value(), 64) + 4);
-  // With an offset, the ones of the window are counted for every block of filters.
-  const Size ones = c.offset.empty() ? 0 : planes * parts(c.filters, 64) * taps * (4 + Size(c.channels) / 16);
+  // With an offset, the ones of the window are counted for every block of filters: blocks of 64, and one smaller.
+  const Size ones = c.offset.empty() ? 0 : planes * (parts(c.filters, 64) + 1) * taps * (4 + Size(c.channels) / 16);
   return pixels_of(op.shape) * (copy + compare + ones + terms * (padded(c.filters) + 8));
 }
 
@@ -367,10 +368,10 @@ Size op_work(const Graph& graph, const Op& op) {
     case OpKind::MaxPool:
     case OpKind::AvgPool: return work + pool_work(op, in);
     case OpKind::Softmax:
-    case OpKind::LogSoftmax:
+    case OpKind::LogSoftmax: return work + elements * 40;  // 14 divisions
     case OpKind::Activation: return work + elements * 20;
     case OpKind::Normalize: return work + elements * 48;  // reads three times, each time from another page if groups are small
-    case OpKind::MeanAbs: return work + elements * 16;
+    case OpKind::MeanAbs: return work + elements * 32;  // of small groups: each is read from another page
     default: return work + elements * 4;
   }
 }

@@ -302,8 +302,8 @@ def _write(
     else:
         found = named(network, images, origin, labels)
     size = write(out, found)
-    print(f"{out}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), from {printable(files[0].name)}")
-    for change in changes:
-        print(f"changed: {printable(change)}")
-    print(f"images: {images.preparation}; classes: {images.classes}")
-    print(f"license: {origin['license']} ({origin['page']})")
+    lines = [f"{out}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), from {files[0].name}"]
+    lines += [f"changed: {change}" for change in changes]
+    lines.append(f"images: {images.preparation}; classes: {images.classes}")
+    lines.append(f"license: {origin['license']} ({origin['page']})")
+    print(*map(printable, lines), sep="\n")

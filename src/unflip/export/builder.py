@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from unflip.packing.file import Array
+from unflip.packing.file import Array, PackedFileError
 
+MOST_MEMORY = 2**30  # bytes, as in unflip.load
+COPIES = 8  # of a constant at most: arrays of doubles, the initializer, and those of the graph, the model and the file
+MOST_NODES = 500_000
 OPSET = 18  # the first with BitwiseAnd
 IR_VERSION = 8  # the version of opset 18; old readers refuse a newer one
 
@@ -27,11 +31,13 @@ def onnx_package() -> Any:
 class Builder:
     """Nodes and constants of a graph. Methods return names of values."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        """``taken``: names that inner values of the graph must not have."""
+    def __init__(self, taken: Iterable[str] = (), max_memory: int | None = None) -> None:
+        """``taken``: names that inner values of the graph must not have. ``max_memory``: the limit in bytes."""
         self._onnx = onnx_package()
         self._nodes: list[Any] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._bytes = 0  # of the constants
+        self._max_memory = MOST_MEMORY if max_memory is None else max_memory
         self._initializers: list[Any] = []
         self._named = {""}
         self._taken = set(taken)
@@ -45,6 +51,11 @@ class Builder:
         self, op: str, *inputs: str, outputs: int, name: str = "", **attributes: Any
     ) -> list[str]:
         """Add a node with several outputs."""
+        if len(self._nodes) >= MOST_NODES:
+            raise PackedFileError(
+                f"more than {MOST_NODES:,} ONNX nodes: every base of a convolution is multiplied with every plane of "
+                "its input; use fewer of them"
+            )
         made = [self._new() for _ in range(outputs)]
         node = self._onnx.helper.make_node(op, inputs, made, **attributes)
         if name not in self._named:  # names must be unique; only the first node with a name gets it
@@ -56,12 +67,23 @@ class Builder:
     def constant(self, array: Array) -> str:
         """A constant. Equal constants are stored once."""
         array = np.asarray(array, order="C")
-        key = (array.dtype.str, array.shape, array.tobytes())
+        key = (array.dtype.str, array.shape, hashlib.sha256(array.data).digest())
         if key not in self._constants:
+            self.check_room(array.nbytes)
+            self._bytes += array.nbytes
             self._constants[key] = self._new()
             tensor = self._onnx.numpy_helper.from_array(array, self._constants[key])
             self._initializers.append(tensor)
         return self._constants[key]
+
+    def check_room(self, more: int) -> None:
+        """Refuse to make constants of ``more`` bytes if the file would then need too much memory."""
+        needed = COPIES * (self._bytes + more)
+        if needed > self._max_memory:
+            raise PackedFileError(
+                f"writing the file may need {needed:,} bytes of memory or more; the limit is {self._max_memory:,}. "
+                "If you trust the network, raise the limit with max_memory"
+            )
 
     def number(self, value: float) -> str:
         return self.constant(np.array(value, np.float32))
@@ -76,16 +98,20 @@ class Builder:
 
     def remove_identities(self) -> None:
         """Give the name of an Identity's output to its input, if a node makes that."""
-        makers = {name: node for node in self._nodes for name in node.output}
-        for identity in [node for node in self._nodes if node.op_type == "Identity"]:
-            maker = makers.pop(identity.input[0], None)
-            if maker is None:  # an input of the graph, or an output that has its name already
-                continue
-            old, new = identity.input[0], identity.output[0]
-            self._nodes.remove(identity)
-            for node in self._nodes:
-                for names in (node.input, node.output):
-                    names[:] = [new if name == old else name for name in names]
+        made = {name for node in self._nodes for name in node.output}
+        new_names: dict[str, str] = {}
+        kept = []
+        for node in self._nodes:
+            old = node.input[0] if node.op_type == "Identity" else ""
+            # Other identities are of an input of the graph, or of an output that has its name already.
+            if old in made and old not in new_names:
+                new_names[old] = node.output[0]
+            else:
+                kept.append(node)
+        for node in kept:
+            for names in (node.input, node.output):
+                names[:] = [new_names.get(name, name) for name in names]
+        self._nodes = kept
 
     def remove_unused(self, outputs: Iterable[str]) -> None:
         """Remove nodes and constants that none of the outputs needs."""

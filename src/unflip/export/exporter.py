@@ -55,11 +55,15 @@ class Exporter:
     """The values so far, and helpers that add nodes. Functions marked with @op and @step export one op or step each."""
 
     def __init__(
-        self, packed: Packed, taken: list[str], ops: dict[str, Callable[..., Value | Code]]
+        self,
+        packed: Packed,
+        taken: list[str],
+        ops: dict[str, Callable[..., Value | Code]],
+        max_memory: int | None = None,
     ) -> None:
         self.graph, self.tensors = packed
         self.ops = ops
-        self.onnx = Builder(taken=taken)
+        self.onnx = Builder(taken, max_memory)
         self.values: list[Value | Code] = []
         channels, height, width = self.graph["input"]["shape"]
         self.input_shape: Shape = (channels, height, width)

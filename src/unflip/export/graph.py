@@ -17,7 +17,7 @@ INPUT = "input"  # its name in the ONNX graph
 
 
 def write_model(
-    to_model: Callable[[Packed], Any],
+    to_model: Callable[[Packed, int | None], Any],
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     max_memory: int | None,
@@ -27,7 +27,7 @@ def write_model(
     load(source, max_memory=max_memory, max_work=max_work)
     packed = read(source)
     try:
-        data: bytes = to_model(packed).SerializeToString()
+        data: bytes = to_model(packed, max_memory).SerializeToString()
     except PackedFileError as error:
         raise PackedFileError(f"{source}: {error}") from None
     write_whole(Path(target), data)

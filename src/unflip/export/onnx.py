@@ -42,9 +42,9 @@ def export(
     return write_model(to_model, source, target, max_memory, max_work)
 
 
-def to_model(packed: Packed) -> Any:
+def to_model(packed: Packed, max_memory: int | None = None) -> Any:
     """The ``onnx.ModelProto`` of a packed network. Vectors have no height and width there."""
-    e = Exporter(packed, output_names(packed), OPS)
+    e = Exporter(packed, output_names(packed), OPS, max_memory)
     e.values.append(_input(e))
     add_ops(e)
     sizes = add_outputs(e)

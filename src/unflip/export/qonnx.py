@@ -45,9 +45,9 @@ def export(
     return write_model(to_model, source, target, max_memory, max_work)
 
 
-def to_model(packed: Packed) -> Any:
+def to_model(packed: Packed, max_memory: int | None = None) -> Any:
     """The ``onnx.ModelProto`` of a packed network, for one image."""
-    e = QonnxExporter(packed, output_names(packed), OPS | OWN)
+    e = QonnxExporter(packed, output_names(packed), OPS | OWN, max_memory)
     shape = e.input_shape
     e.values.append(Value(INPUT, shape, flat=shape[1:] == (1, 1)))
     add_ops(e)

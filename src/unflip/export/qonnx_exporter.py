@@ -12,7 +12,7 @@ from unflip.packing.file import Array, Packed
 
 DOMAIN = "qonnx.custom_op.general"
 F32 = np.float32
-MOST_NUMBERS = 2**26  # that are tried per layer to find whole thresholds
+MOST_NUMBERS = 2**26  # that are compared per layer to find whole thresholds
 
 
 class WholeSum(NamedTuple):
@@ -27,9 +27,13 @@ class WholeSum(NamedTuple):
 
 class QonnxExporter(Exporter):
     def __init__(
-        self, packed: Packed, taken: list[str], ops: dict[str, Callable[..., Value | Code]]
+        self,
+        packed: Packed,
+        taken: list[str],
+        ops: dict[str, Callable[..., Value | Code]],
+        max_memory: int | None = None,
     ) -> None:
-        super().__init__(packed, taken, ops)
+        super().__init__(packed, taken, ops, max_memory)
         self.sums: dict[int, WholeSum] = {}  # by number of the value
 
     def sum(self, names: list[str]) -> str:
@@ -67,7 +71,10 @@ class QonnxExporter(Exporter):
         where the value reaches its own.
         """
         found = self.sums.get(number)
-        if found is None or (2 * found.largest + 1) * len(found.scale) > MOST_NUMBERS:
+        if found is None:
+            return None
+        tried = (2 * found.largest + 1) * len(found.scale) * len(limits)
+        if tried > MOST_NUMBERS:
             return None
         reached = _reached(found, limits, strict)
         rising = ~(reached[..., :-1] & ~reached[..., 1:]).any(-1)

@@ -81,6 +81,7 @@ def conv(
         return apply_steps(e, Value(total, out, flat), steps)
     assert bits is not None
     own = e.tensors[scales]
+    e.onnx.check_room(F32().nbytes * len(own) * math.prod(shape))
     signs = _signs(e.tensors[bits], len(own), shape)
     own = np.broadcast_to(own, (len(own), shape[0]))
     extra = None if offset is None else np.broadcast_to(e.tensors[offset], (shape[0],))
@@ -174,7 +175,7 @@ def _times(e: QonnxExporter, name: str, scale: Array, flat: bool) -> str:
 
 def _offset_part(e: QonnxExporter, layer: _Layer, code: Code, signs: Array, own: Array) -> str:
     """The code's offset times the sum of the signs. It is a constant, which depends on the pixel at the borders."""
-    sums = _window_sums(layer, signs, np.ones(1), code.shape)
+    sums = _window_sums(e, layer, signs, np.ones(1), code.shape)
     scale = (own * F32(code.offset)).reshape(-1, 1, 1)
     part = (scale * sums).astype(F32)
     return e.onnx.constant(part.reshape(-1) if layer.flat else part)
@@ -186,31 +187,46 @@ def _byte_product(e: QonnxExporter, layer: _Layer, code: Code, weight: Array, sc
     number = layer.product(e, code.terms[0][1], quantized)
     assert code.zero is not None
     if code.zero.any():
-        less = -_window_sums(layer, weight, code.zero, code.shape).astype(F32)
+        less = -_window_sums(e, layer, weight, code.zero, code.shape).astype(F32)
         number = e.onnx.node(
             "Add", number, e.onnx.constant(less.reshape(-1) if layer.flat else less)
         )
     return _times(e, number, np.broadcast_to(scales, (1, layer.shape[0]))[0], layer.flat)
 
 
-def _window_sums(layer: _Layer, weight: Array, values: Array, shape: Shape) -> Array:
+def _window_sums(
+    e: QonnxExporter, layer: _Layer, weight: Array, values: Array, shape: Shape
+) -> Array:
     """Σ over the window of weight · the channel's value; nothing outside of the image.
 
     The result is (filters, height, width), or (filters, 1, 1) if no window leaves the image.
     """
     out = conv_size(shape, layer.shape, layer.stride, layer.dilation, layer.padding)
+    if not any(layer.padding):
+        out = (1, 1)
     filters, inputs, *kernel = weight.shape
+    e.onnx.check_room(F32().nbytes * filters * math.prod(out))
     each = np.broadcast_to(values, (shape[0],)).reshape(layer.groups, inputs)
     group = np.arange(filters) * layer.groups // filters
     taps = (weight.astype(np.float64) * each[group][..., None, None]).sum(1)
-    inside = []
-    for axis in (0, 1):
-        first = np.arange(out[axis]) * layer.stride[axis] - layer.padding[axis]
-        place = first + np.arange(kernel[axis])[:, None] * layer.dilation[axis]
-        inside.append(((place >= 0) & (place < shape[1 + axis])).astype(np.float64))
-    found = np.einsum("oij,ih,jw->ohw", taps, *inside)
-    whole: Array = found[:, :1, :1] if not any(layer.padding) else found
-    return whole
+    # The taps inside are a rectangle of the kernel: four sums from its corner give the sum of any rectangle.
+    sums = np.zeros((filters, kernel[0] + 1, kernel[1] + 1))
+    sums[:, 1:, 1:] = taps.cumsum(1).cumsum(2)
+    top, bottom = _taps_inside(layer, 0, shape[1], out[0])
+    left, right = _taps_inside(layer, 1, shape[2], out[1])
+    top, bottom = top[:, None], bottom[:, None]
+    found: Array = sums[:, bottom, right] - sums[:, top, right]
+    found -= sums[:, bottom, left] - sums[:, top, left]
+    return found
+
+
+def _taps_inside(layer: _Layer, axis: int, size: int, count: int) -> tuple[Array, Array]:
+    """The first tap inside the image and the one after the last, for each of ``count`` windows along an axis."""
+    start = np.arange(count) * layer.stride[axis] - layer.padding[axis]
+    kernel, dilation = layer.shape[2 + axis], layer.dilation[axis]
+    first = np.clip(-(start // dilation), 0, kernel)
+    last = np.clip(-((start - size) // dilation), 0, kernel)
+    return first, np.maximum(first, last)
 
 
 def flatten(e: QonnxExporter, inputs: list[int]) -> Value:

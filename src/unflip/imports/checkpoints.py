@@ -1,7 +1,7 @@
 """Released PyTorch checkpoints, fitted into our networks by the tables in ``layouts.py``.
 
-Files are read with ``weights_only=True``, so they cannot run code. A checkpoint whose names or shapes do not fit is
-refused with the list of them.
+Files are read with ``weights_only=True``, so they cannot run code, and first in a process with limits on time and
+memory. A checkpoint whose names or shapes do not fit is refused with the list of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from unflip.hints import known
 from unflip.imports.errors import CannotImport, listed
 from unflip.imports.layouts import LAYOUTS, Layout, Rows
+from unflip.imports.rehearsal import problem_of
 from unflip.imports.write import Images, cifar10, imagenet
 from unflip.models import create
 
@@ -30,6 +31,8 @@ PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and torch.compile
 INSIDE = ("state_dict", "model", "model_state_dict")  # where training scripts put the state dict
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MOST_BYTES = 2**31
+SECONDS = 60.0  # for reading a file
+MORE_MEMORY = 2**30  # besides three times the file
 
 
 class Fitted(NamedTuple):
@@ -52,17 +55,28 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CannotImport(f"{path}: the file does not exist; give the path of a checkpoint")
     _check_size(path)
+    memory = MORE_MEMORY + 3 * path.stat().st_size
+    problem = problem_of(lambda: _tensors(path), f"reading {path}", SECONDS, memory)
+    if problem is not None:
+        raise CannotImport(problem)
+    return _tensors(path)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    return _state(_content(path), path)
+
+
+def _content(path: Path) -> Any:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (
         *(pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError),
-        *(AttributeError, IndexError, OSError, MemoryError, RecursionError, zipfile.BadZipFile),
+        *(AttributeError, IndexError, OSError, RecursionError, zipfile.BadZipFile),
     ) as error:
         first = str(error).strip().partition("\n")[0]
         raise CannotImport(
             f"{path}: torch cannot read it as a file of tensors: {first:.200} (code in a checkpoint is never run)"
         ) from None
-    return _state(content, path)
 
 
 def _check_size(path: Path) -> None:

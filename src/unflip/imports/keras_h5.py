@@ -33,6 +33,7 @@ from unflip.imports.mxnet_params import Array
 LARGEST_FILE = 2**31
 MOST_OBJECTS = 100_000
 DEEPEST = 16
+LONGEST_PATH = 4096
 LARGEST_CONFIG = 64_000_000
 SECONDS, BYTES_PER_SECOND = 20, 10_000_000  # of processor time
 MEMORY = 2**32  # bytes, besides the file
@@ -46,21 +47,20 @@ class KerasFile:
         self.where, self.config = where, config
         self.arrays = arrays
         self.used: set[str] = set()
-        self.groups: dict[str, list[str]] = {}
+        # Paths by a group around them, the layer (or "" for any) and the weight.
+        self.places: dict[tuple[str, str, str], list[str]] = {}
         for path in arrays:
-            self.groups.setdefault(path.partition("/")[0], []).append(path)
+            *groups, last = path.split("/")
+            for depth in range(len(groups)):
+                for layer in ("", groups[-1]):
+                    key = "/".join(groups[: depth + 1]), layer, last.partition(":")[0]
+                    self.places.setdefault(key, []).append(path)
 
     def find(self, layer: tuple[str, ...], weight: str, shape: tuple[int, ...]) -> Array:
         """The weight ``kernel`` of a layer, which is named with the models around it, outermost first."""
-        group = self.groups.get(layer[0].partition("/")[0], [])
-        inside = [path for path in group if path.startswith(f"{layer[0]}/")]
-        if (
-            len(layer) > 1
-        ):  # the weights of a model are one group: its layers are known by the last part of their names
-            inside = [
-                path for path in inside if path.split("/")[-2:-1] == [layer[-1].split("/")[-1]]
-            ]
-        found = [path for path in inside if path.split("/")[-1].partition(":")[0] == weight]
+        # The weights of a model are one group: its layers are known by the last part of their names.
+        own = layer[-1].split("/")[-1] if len(layer) > 1 else ""
+        found = self.places.get((layer[0], own, weight), [])
         title = f"{weight} of layer {'/'.join(layer)!r}"
         if len(found) != 1:
             problem = f"{len(found)} arrays could be it" if found else "the file does not have it"
@@ -236,6 +236,8 @@ def _arrays(root: Any, where: str, size: int) -> dict[str, Array]:
                     f"{where} has more than {MOST_OBJECTS:,} objects, or groups deeper than {DEEPEST} levels"
                 )
             found, path = _member(group, name, where), f"{prefix}{name}"
+            if len(path) > LONGEST_PATH:
+                raise CannotImport(f"{where}: a name has {len(path):,} letters: {path[:60]!r}...")
             if isinstance(found, h5py.Group):
                 todo.append((found, f"{path}/", depth + 1))
             elif isinstance(found, h5py.Dataset):

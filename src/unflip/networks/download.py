@@ -138,7 +138,9 @@ def _copy(answer: Any, file: IO[bytes], address: str) -> str:
     if stated is not None and stated > MOST_BYTES:
         raise DownloadError(_too_large(address))
     total, written, end = hashlib.sha256(), 0, time.monotonic() + WHOLE_SECONDS
-    while chunk := answer.read(CHUNK):
+    while chunk := answer.read1(
+        CHUNK
+    ):  # not read: it waits for all of them, however slowly they come
         written += len(chunk)
         if written > MOST_BYTES:
             raise DownloadError(_too_large(address))

@@ -43,7 +43,7 @@ def describe(packed: Packed) -> Description:
     seen: set[str] = set()
     rows, float_bytes = [], 0
     for number, op in enumerate(graph["ops"], 1):
-        new = [name for name in _tensor_names(op, packed) if name not in seen]
+        new = [name for name in tensor_names(op, packed) if name not in seen]
         seen.update(new)
         own = sum(packed.tensors[name].nbytes for name in new)
         work = _work(op, graph, packed, shapes[number])
@@ -53,7 +53,8 @@ def describe(packed: Packed) -> Description:
     return Description(rows, outputs, float_bytes)
 
 
-def _tensor_names(op: Fields, packed: Packed) -> list[str]:
+def tensor_names(op: Fields, packed: Packed) -> list[str]:
+    """The tensors that an op and its steps use."""
     fields = [op, *op.get("steps", [])]
     found = [v for part in fields for k, v in part.items() if k not in ("op", "name", "step")]
     return [v for v in found if isinstance(v, str) and v in packed.tensors]

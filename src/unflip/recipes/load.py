@@ -19,6 +19,8 @@ from pydantic import ValidationError
 from unflip.recipes.schema import NAMES, Recipe, is_weights
 
 Field = Literal["start", "distill"]  # fields in which a recipe names another
+MOST_LETTERS = 100_000
+DEEPEST = 50  # mappings and lists in each other
 
 
 class RecipeError(ValueError):
@@ -159,15 +161,42 @@ def _shipped(name: str) -> dict[str, Any]:
 
 
 def _parsed(text: str, source: str, name: str) -> dict[str, Any]:
-    try:
-        values = yaml.load(text, _Yaml)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+    values = _values(text, source)
     if not isinstance(values, dict):
         raise RecipeError(
             f"{source} should be a YAML mapping of fields, not {type(values).__name__}"
         )
     return {"name": name, **values}
+
+
+def _values(text: str, source: str) -> Any:
+    """YAML that does not become much larger than its text. ``source`` begins the message otherwise."""
+    if len(text) > MOST_LETTERS:
+        raise RecipeError(f"{source} has {len(text):,} letters; at most {MOST_LETTERS:,} are read")
+    try:
+        _refuse_growth(text, source)
+        return yaml.load(text, _Yaml)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+    except (ValueError, OverflowError) as error:  # 2021-99-99 looks like a date
+        if isinstance(error, RecipeError):
+            raise
+        raise RecipeError(f"{source} has a value that YAML cannot read: {error}") from None
+
+
+def _refuse_growth(text: str, source: str) -> None:
+    """A few lists of aliases of lists of aliases would be gigabytes."""
+    depth = 0
+    for event in yaml.parse(text, _Yaml):
+        line = f"{source}, line {event.start_mark.line + 1 if event.start_mark else '?'}"
+        if isinstance(event, yaml.AliasEvent):
+            raise RecipeError(
+                f"{line}: aliases (*{event.anchor}) are not supported; write the value again"
+            )
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise RecipeError(f"{line}: more than {DEEPEST} lists or mappings in each other")
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -191,11 +220,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 def _value(override: str, text: str) -> Any:
     if re.fullmatch(r"0\d+", text):  # method.inputs=01 is a name; YAML reads an octal number
         return text
-    try:
-        return yaml.load(text, _Yaml)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise RecipeError(f"override {override!r} is not YAML: {reason}") from None
+    return _values(text, f"override {override!r}")
 
 
 def _explain(source: str, error: ValidationError) -> str:

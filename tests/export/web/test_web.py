@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,27 @@ def test_same_bits_in_node(
     assert len(found) == len(expected) > 20
     for name, bits in expected.items():
         assert found[name] == {"isa": KERNELS[kernels], "bits": bits}, name
+
+
+MEMORY = """
+import { readFileSync } from "node:fs";
+import { load } from "LIBRARY/unflip.js";
+const modules = { simd: readFileSync("LIBRARY/unflip-simd.wasm") };
+const net = await load(readFileSync("FILE"), { kernels: "simd", modules });
+console.log(process.memoryUsage().arrayBuffers - net.memory);
+"""
+
+
+def test_inputs_of_many_channels(node: Node, modules: Path, tmp_path: Path) -> None:
+    """A table of pixels for each channel, which only images need, was 1 GB for a file of 300 bytes."""
+    op = {"op": "mean_abs", "name": "", "inputs": [0], "over": "sample"}
+    source = {"shape": [2**20, 1, 1], "preprocess": None}
+    file = tmp_path / "wide.unflip"
+    write(file, Packed({"input": source, "ops": [op], "output": 1, "labels": None}, {}))
+    script = tmp_path / "memory.mjs"
+    script.write_text(MEMORY.replace("LIBRARY", str(modules)).replace("FILE", str(file)))
+    done = subprocess.run(["node", str(script)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2**24
 
 
 def test_same_bits_in_chromium(

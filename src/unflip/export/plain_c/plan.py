@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from unflip.packing.describe import value_shapes
-from unflip.packing.file import Packed, outputs_of
+from unflip.packing.describe import tensor_names, value_shapes
+from unflip.packing.file import Packed, PackedFileError, outputs_of
 from unflip.packing.ir import Shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Fields = dict[str, Any]
 
 POOLED_BYTES = 256 << 10  # rows of a convolution that the runtime keeps for a pool
+# To write them as text takes 32 and 128 bytes of memory each.
+MOST_SIGNS, MOST_FLOATS = 2**25, 2**23
 F32 = np.float32
 
 
@@ -334,8 +336,29 @@ def _is_rising(step: Fields) -> bool:
     return step["step"] == "clamp" or (step["step"] == "prelu" and bool((step["slope"] >= 0).all()))
 
 
+def _refuse_many_weights(packed: Packed) -> None:
+    signs = floats = 0
+    for op in packed.graph["ops"]:
+        source = op["inputs"][0]
+        if "bits" not in op:
+            floats += sum(packed.tensors[name].size for name in tensor_names(op, packed))
+        elif source and packed.graph["ops"][source - 1]["op"] == "quantize":
+            signs += len(packed.tensors[op["scales"]]) * prod(op["shape"])
+        else:  # they become floats
+            floats += prod(op["shape"])
+    for count, most, kind in (
+        (signs, MOST_SIGNS, "binary weights"),
+        (floats, MOST_FLOATS, "floats"),
+    ):
+        if count > most:
+            raise PackedFileError(
+                f"it has {count:,} {kind}; in plain C at most {most:,} are supported: use a smaller network"
+            )
+
+
 def make_plan(packed: Packed) -> Plan:
     """The tasks of a network that the checked loader accepted."""
+    _refuse_many_weights(packed)
     planner = _Planner(packed)
     codes = {
         v: planner.quantizer(op)

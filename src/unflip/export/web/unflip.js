@@ -120,7 +120,7 @@ export class Network {
   #header;
   #about;
   #pointer;
-  #tables; // float values of pixels, for each channel
+  #tables = null; // float values of pixels, for each channel; made for the first image
   #latest = false; // whether there was an input
 
   constructor(instance, module, file, options) {
@@ -135,7 +135,6 @@ export class Network {
     this.#pointer = this.#exports.load(address, file.length, maxMemory, maxWork, checked ? 1 : 0);
     this.#about = JSON.parse(this.#text(this.#exports.description(this.#pointer)));
     this.#header = headerOf(file);
-    this.#tables = this.#normalization();
   }
 
   /** [channels, height, width] of the input. */
@@ -288,6 +287,7 @@ export class Network {
   }
 
   #writeFloats(bytes, plane) {
+    this.#tables ??= this.#normalization();
     const floats = new Float32Array(this.#memory.buffer, this.#about.input, bytes.length);
     for (let c = 0, i = 0; c < this.#tables.length; c++)
       for (const end = i + plane, table = this.#tables[c]; i < end; i++) floats[i] = table[bytes[i]];
