@@ -19,7 +19,7 @@ from c_library import STRICT, Library
 from unflip.export.plain_c.arena import Place, assign, ends_in_use
 from unflip.export.plain_c.export import export_c, to_c
 from unflip.export.plain_c.plan import make_plan
-from unflip.packing.file import write
+from unflip.packing.file import PackedFileError, write
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = runpy.run_path(str(Path(__file__).with_name("c_networks.py")))

@@ -8,8 +8,6 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unflip import load
-from unflip.networks import locate
 from unflip.packing.file import Packed, PackedFileError, from_bytes, read, sha256, to_bytes, write
 
 GRAPH = {"input": {"shape": [1, 2, 2], "preprocess": None}, "ops": [], "output": 0, "labels": ["ü"]}
@@ -78,22 +76,3 @@ def test_numbers_are_numbers():
     with pytest.raises(ValueError, match="Out of range float"):
         to_bytes(Packed({**GRAPH, "output": float("nan")}, {}))
     assert json.loads(json.dumps(GRAPH)) == GRAPH
-
-
-def test_16_0_is_the_whole_number_16(tmp_path):
-    """JSON has one kind of number, and the native loader reads both."""
-
-    def floats(value):
-        if isinstance(value, dict):
-            return {key: floats(part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [floats(part) for part in value]
-        return float(value) if type(value) is int else value
-
-    packed = read(locate("digits-mcu"))
-    path = tmp_path / "floats.unflip"
-    write(path, Packed(floats(packed.graph), packed.tensors))
-    assert '"shape":[1.0,8.0,8.0]' in path.read_bytes().decode("latin-1").replace("\\", "")
-    assert repr(read(path).graph) == repr(packed.graph)
-    image = np.ones((1, 1, 8, 8), np.float32)
-    np.testing.assert_array_equal(load(path)(image), load(locate("digits-mcu"))(image))

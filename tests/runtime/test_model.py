@@ -369,6 +369,20 @@ def test_another_curve_at_the_end_is_no_probability(tmp_path: Path) -> None:
     assert probabilities(network(some_input(network)), network).sum(-1) == pytest.approx(1.0)
 
 
+def test_logits_are_no_probabilities_if_a_softmax_has_no_use(tmp_path: Path) -> None:
+    """They were shown as percentages: -3 as -300 %."""
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Softmax(-1))
+    pack(model, torch.randn(2, 5), tmp_path / "softmax.unflip")
+    packed = read(tmp_path / "softmax.unflip")
+    assert packed.graph["ops"][-1]["op"] == "softmax"
+    packed.graph["output"] = len(packed.graph["ops"]) - 1
+    write(tmp_path / "logits.unflip", packed)
+    network = unflip.load(tmp_path / "logits.unflip")
+    logits = np.array([-3.0, 0.5, 2.0], np.float32)
+    assert probabilities(logits, network).sum() == pytest.approx(1.0)
+    assert probabilities(logits, network).argmax() == 2
+
+
 def test_predict_scales_sixteen_bits(files: Files, tmp_path: Path) -> None:
     from PIL import Image
 

@@ -20,7 +20,6 @@ NO_HASH = b"0" * 64
 DTYPES = {"<f4": "F32", "|u1": "U8"}
 ONE_OUTPUT = "output"  # the name of the output if a model returns a single tensor
 MOST_HEADER = 100_000_000  # safetensors' own limit
-FLOATS = ("mean", "std", "offset", "scales", "epsilon", "low", "high")  # other numbers are whole
 # What the user can do. native/src/safetensors.cpp has the same messages for the same files.
 MAKE = "; make a packed network with 'unflip pack'"
 AGAIN = "; copy it again, or pack the network again with 'unflip pack'"
@@ -136,19 +135,7 @@ def from_bytes(data: bytes) -> Packed:
     blank = _with_hash(data, NO_HASH, found.encode())
     if hashlib.sha256(blank).hexdigest() != found:
         raise PackedFileError(f"its SHA-256 is wrong: the file was changed{AGAIN}")
-    return Packed(_with_integers(json.loads(metadata["graph"])), load_tensors(data))
-
-
-def _with_integers(value: Any, field: str = "") -> Any:
-    """The graph with 16 for 16.0 where a whole number is meant: both are the same number in JSON, and to the native
-    loader."""
-    if isinstance(value, dict):
-        return {key: _with_integers(part, key) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_with_integers(part, field) for part in value]
-    if isinstance(value, float) and value.is_integer() and field not in FLOATS:
-        return int(value)
-    return value
+    return Packed(json.loads(metadata["graph"]), load_tensors(data))
 
 
 def _metadata(data: bytes) -> dict[str, str]:

@@ -69,8 +69,12 @@ def normalized(pixels: Array, model: Model) -> Array:
 
 
 def probabilities(outputs: Array, model: Model) -> Array:
-    """Softmax over the classes, unless the network's last op is already a softmax or sigmoid."""
-    if model.ops and model.ops[-1].startswith(("softmax ", "sigmoid ")):
+    """Softmax over the classes, unless the network's last op is already a softmax or sigmoid.
+
+    Outputs below 0 or above 1 are not: then the output is that of another op, and the last one has no use.
+    """
+    last = model.ops[-1] if model.ops else ""
+    if last.startswith(("softmax ", "sigmoid ")) and outputs.min() >= 0 and outputs.max() <= 1:
         return outputs
     shifted = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)

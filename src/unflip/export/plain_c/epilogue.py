@@ -21,7 +21,6 @@ from unflip.packing.ir import Shape
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.float32
 FEW_STEPS = 4  # up to this many thresholds are compared without a loop
-MOST_NUMBERS = 2**26  # that are compared per layer to find whole thresholds
 
 
 @dataclass

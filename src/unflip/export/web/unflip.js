@@ -320,7 +320,8 @@ export class Result {
 
   /** A probability per class: the softmax of the scores, unless the network has computed it. */
   probabilities() {
-    if (this.areProbabilities) return Float64Array.from(this.scores);
+    // Scores below 0 or above 1 are those of another op, and the last one has no use.
+    if (this.areProbabilities && this.scores.every((x) => x >= 0 && x <= 1)) return Float64Array.from(this.scores);
     const most = this.scores.reduce((a, b) => Math.max(a, b), -Infinity);
     const powers = Float64Array.from(this.scores, (x) => Math.exp(x - most));
     const total = powers.reduce((a, b) => a + b, 0);
