@@ -44,6 +44,7 @@ struct ThreadPool::State {};
 ThreadPool::ThreadPool(int) {}
 ThreadPool::~ThreadPool() = default;
 int ThreadPool::threads() const { return 1; }
+int ThreadPool::overhead() { return 0; }
 void ThreadPool::run(int jobs, void (*work)(void* context, int job, int thread), void* context) {
   for (int job = 0; job < jobs; ++job) work(context, job, 0);
 }
