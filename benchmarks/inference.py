@@ -7,7 +7,8 @@ One file of more than 400 lines, because measuring, comparing and printing share
 
 Time does not depend on what was learned, so weights are random; BatchNorm's statistics come from one pass over the
 images, so that values have the sizes they have in a trained network. Every engine's outputs are compared with torch
-in the same run. The binary network runs with float ends, and with 8-bit ends, which take the images as uint8.
+in the same run. The binary network runs with float ends, and with 8-bit ends, which take the images as uint8. If it
+has convolutions in its shortcuts, it also runs with 8-bit ends and shortcuts.
 
 The float engines run two float networks, and goals are judged against the faster one:
 
@@ -46,7 +47,7 @@ from torch import Tensor, nn
 import unflip
 from peers.base import Array, Network
 from unflip import models
-from unflip.ends import quantize_ends
+from unflip.ends import quantize_ends, quantize_shortcuts, shortcuts
 from unflip.packing.file import Packed, write
 
 DOREFA = {"name": "dorefa", "inputs": "pm1"}
@@ -54,11 +55,13 @@ IMAGES = 64
 MEAN, STD = 0.5, 0.25  # of the images, in every channel
 BINARY = ("binary",)
 TWINS = ("same", "plain")
+ENDS, SHORTCUTS = "8-bit ends", "8-bit ends and shortcuts"
 
 # name -> module and function, and the networks it runs
 PEERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unflip": ("peers.ours", "engine", BINARY),
-    "unflip-int8": ("peers.ours", "engine", ("8-bit ends",)),
+    "unflip-int8": ("peers.ours", "engine", (ENDS,)),
+    "unflip-int8-shortcuts": ("peers.ours", "engine", (SHORTCUTS,)),
     "torch": ("peers.pytorch", "eager", TWINS),
     "torch-compile": ("peers.pytorch", "compiled", TWINS),
     "ort": ("peers.ort", "floats", TWINS),
@@ -69,7 +72,8 @@ PEERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "openvino-binary": ("peers.ov_binary", "engine", BINARY),
     "lce": ("peers.lce", "engine", BINARY),
 }
-OURS = ("unflip", "unflip-int8")
+INT8 = {ENDS: "unflip-int8", SHORTCUTS: "unflip-int8-shortcuts"}
+OURS = ("unflip", *INT8.values())
 NOT_BY_DEFAULT = ("torch-compile",)  # it takes minutes to get ready
 
 # options of the binary network and of the plain float one
@@ -77,7 +81,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "resnet18": ({"variant": "bireal-prelu"}, {"variant": "plain"}),
     "resnet20": ({"order": "conv-prelu-bn"}, {"order": "conv-bn-hardtanh"}),
 }
-# what we want of 8-bit ends: with AVX2 alone, and with AVX-512
+# what we want of 8-bit ends, with float or 8-bit shortcuts: with AVX2 alone, and with AVX-512
 INT8_GOALS = [
     ("over ONNX Runtime float", (10.0, 13.0), ("ort",)),
     ("over the fastest int8", (5.0, 3.3), ("ort-int8", "openvino-int8")),
@@ -116,7 +120,7 @@ class Row:
 
 
 def build(name: str, folder: Path) -> Network:
-    """The binary network with float and 8-bit ends, packed and frozen, its float twins, and images."""
+    """The binary network with float and 8-bit layers, packed and frozen, its float twins, and images."""
     torch.manual_seed(0)
     binary_options, plain_options = NETWORKS[name]
     shape = models.input_shape(name)
@@ -124,7 +128,9 @@ def build(name: str, folder: Path) -> Network:
     images = (pixels / 255 - MEAN) / STD
     preprocess = {"mean": [MEAN] * shape[0], "std": [STD] * shape[0]}
     plain = models.create(name, DOREFA, **binary_options)
-    binary = {"binary": plain, "8-bit ends": quantize_ends(copy.deepcopy(plain), preprocess)}
+    binary = {"binary": plain, ENDS: quantize_ends(copy.deepcopy(plain), preprocess)}
+    if shortcuts(plain):
+        binary[SHORTCUTS] = quantize_shortcuts(copy.deepcopy(binary[ENDS]))
     found, paths = dict[str, nn.Module](), dict[str, Path]()
     for kind, model in binary.items():
         paths[kind] = folder / f"{name} {kind}.unflip"
@@ -167,7 +173,7 @@ def prepare(
     for peer in names:
         module, function, kinds = PEERS[peer]
         for kind in kinds:
-            if kind in TWINS and kind not in twins:
+            if kind not in network.models or (kind in TWINS and kind not in twins):
                 continue
             for count in threads:
                 row = Row(peer, peer, network.name, kind, batch, count)
@@ -347,9 +353,6 @@ def goals(
         base = [slower for (peer, _), slower in there.items() if peer == ours]
         return min(found) / base[0] if found and base else None
 
-    def with_int8(*peers: str, at: tuple[int, int] = (1, 1)) -> float | None:
-        return fastest("resnet18", *peers, ours="unflip-int8", at=at)
-
     wide = any(row.engine == "unflip avx512" for row in rows)
     best = max((r["over peak"] for r in layers if r["network"] == "resnet18"), default=None)
     measured = [
@@ -360,20 +363,24 @@ def goals(
         ("ResNet-20, over ONNX Runtime float", 5.0, fastest("resnet20", "ort")),
         ("binary 3×3 layer, over the float32 peak", 14.0, best),
         *(
-            (f"ResNet-18 with 8-bit ends, {text}", goal[wide], with_int8(*peers))
+            (f"ResNet-18 with {kind}, {text}", goal[wide], fastest("resnet18", *peers, ours=ours))
+            for kind, ours in INT8.items()
             for text, goal, peers in INT8_GOALS
         ),
-        (
-            "ResNet-18 with 8-bit ends, over OpenVINO's binary kernels, batch 32, two threads",
-            1.8,
-            with_int8("openvino-binary", at=(32, 2)),
+        *(
+            (
+                f"ResNet-18 with {kind}, over OpenVINO's binary kernels, batch 32, two threads",
+                1.8,
+                fastest("resnet18", "openvino-binary", ours=ours, at=(32, 2)),
+            )
+            for kind, ours in INT8.items()
         ),
         ("ResNet-18, two threads over one", 1.7, SCALING.get(("resnet18", 1, "unflip"))),
         ("ResNet-20, two threads over one", 1.5, SCALING.get(("resnet20", 1, "unflip"))),
         (
             "ResNet-20 with 8-bit ends, two threads over one",
             1.5,
-            SCALING.get(("resnet20", 1, "unflip-int8")),
+            SCALING.get(("resnet20", 1, INT8[ENDS])),
         ),
         ("ResNet-18, float weights over the file", 10.0, sizes.get("resnet18")),
     ]
@@ -391,11 +398,11 @@ def goal_table(found: list[dict[str, Any]]) -> str:
 
 
 def compression(network: Network) -> dict[str, float]:
-    """Bytes of the float twin's weights over those of the packed file, for both kinds of ends."""
+    """Bytes of the float twin's weights over those of each packed file."""
     floats = 4 * sum(p.numel() for p in network.models["same"].parameters())
     sizes = {kind: path.stat().st_size for kind, path in network.packed.items()}
-    ends = {network.name: "binary", f"{network.name}, 8-bit ends": "8-bit ends"}
-    return {name: floats / sizes[kind] for name, kind in ends.items()}
+    names = {kind: f", {kind}" if kind != "binary" else "" for kind in sizes}
+    return {network.name + names[kind]: floats / size for kind, size in sizes.items()}
 
 
 def machine() -> dict[str, Any]:

@@ -354,24 +354,43 @@ def _whole_label(arms: Mapping[str, Arm], arm: Arm) -> str:
     return f"{begun}, {arm.label.removeprefix('… ')}"
 
 
+# Columns of the inference table, and the peers of which the fastest counts. Older results have no 8-bit shortcuts.
+SHORTCUTS = "ours, 8-bit ends and shortcuts"
+ENGINES = {
+    "ours, float ends": ("unflip",),
+    "ours, 8-bit ends": ("unflip-int8",),
+    SHORTCUTS: ("unflip-int8-shortcuts",),
+    "ONNX Runtime float": ("ort",),
+    "best int8 engine": ("ort-int8", "openvino-int8"),
+    "OpenVINO, binary": ("openvino-binary",),
+    "Larq Compute Engine": ("lce",),
+}
+
+
 def inference_table(path: Path = HERE / "inference" / "avx512.json") -> str:
     """One image, one thread."""
     found = json.loads(path.read_text())
     rows = [r for r in found["rows"] if (r["batch"], r["threads"]) == (1, 1) and not r["problem"]]
     cpu = f"{found['machine']['cpu']}, one image, one thread"
-    heads = [cpu, "ours, float ends", "ours, 8-bit ends", "ONNX Runtime float", "best int8 engine"]
-    heads += ["OpenVINO, binary", "Larq Compute Engine", "file against float"]
+    measured = {row["peer"] for row in rows}
+    engines = {k: v for k, v in ENGINES.items() if k != SHORTCUTS or not measured.isdisjoint(v)}
+    heads = [cpu, *engines, "file against float"]
     lines = [_line(heads), "|---" * len(heads) + "|"]
     labels = {"resnet18": "ResNet-18, 224 × 224", "resnet20": "ResNet-20, 32 × 32"}
-    int8 = ("ort-int8", "openvino-int8")
-    engines = (("unflip",), ("unflip-int8",), ("ort",), int8, ("openvino-binary",), ("lce",))
     for network, label in labels.items():
         of = [r for r in rows if r["network"] == network]
-        times = [_fastest(of, engine) for engine in engines]
-        factors = [found["compression"][network + ends] for ends in ("", ", 8-bit ends")]
-        smaller = f"{factors[0]:.1f} times smaller, {factors[1]:.1f} with 8-bit ends"
-        lines.append(_line([label, *times, smaller]))
+        times = [_fastest(of, peers) for peers in engines.values()]
+        lines.append(_line([label, *times, _smaller(found["compression"], network)]))
     return "\n".join(lines)
+
+
+def _smaller(compression: Mapping[str, float], network: str) -> str:
+    """How much smaller its files are than its float weights, for those kinds that were packed."""
+    text = f"{compression[network]:.1f} times smaller"
+    for kind in ("8-bit ends", "8-bit ends and shortcuts"):
+        if f"{network}, {kind}" in compression:
+            text += f", {compression[f'{network}, {kind}']:.1f} with {kind}"
+    return text
 
 
 def speed_table(path: Path = HERE / "training-speed" / "speed.json") -> str:

@@ -313,7 +313,7 @@ def test_packing_snippets_run(tmp_path, monkeypatch):
     small = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(16, 2))
     pixels = torch.randint(256, images.shape, dtype=torch.uint8)
     scope = {"model": model, "example_input": images[:1], "images": images}
-    scope |= {"float_model": small, "pixels": pixels}
+    scope |= {"float_model": small, "pixels": pixels, "resnet18": models.create("resnet18")}
     for snippet in code_blocks(ROOT / "docs" / "deploy.md"):
         exec(snippet, scope)
     assert scope["size"] == (tmp_path / "model.unflip").stat().st_size

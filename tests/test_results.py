@@ -272,6 +272,31 @@ def test_a_table_has_what_its_runs_have(tables: ModuleType, tmp_path: Path) -> N
     ]
 
 
+def test_8_bit_shortcuts_are_a_column_if_they_were_measured(
+    tables: ModuleType, tmp_path: Path
+) -> None:
+    found = json.loads((RESULTS / "inference/avx512.json").read_text())
+    rows = [row for row in found["rows"] if row["peer"] != "unflip-int8-shortcuts"]
+    sizes = {k: v for k, v in found["compression"].items() if "shortcuts" not in k}
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps({**found, "rows": rows, "compression": sizes}))
+    assert "shortcuts" not in tables.inference_table(path)
+    one = next(r for r in rows if (r["network"], r["peer"]) == ("resnet18", "unflip-int8"))
+    rows.append(
+        {**one, "peer": "unflip-int8-shortcuts", "batch": 1, "threads": 1, "median_ms": 1.25}
+    )
+    sizes["resnet18, 8-bit ends and shortcuts"] = 21.94
+    path.write_text(json.dumps({**found, "rows": rows, "compression": sizes}))
+    heads, _, resnet18, resnet20 = (
+        [cell.strip() for cell in line.split("|")]
+        for line in tables.inference_table(path).splitlines()
+    )
+    place = heads.index("ours, 8-bit ends and shortcuts")
+    assert (resnet18[place], resnet20[place]) == ("1.2 ms", "")
+    assert resnet18[-2].endswith(", 21.9 with 8-bit ends and shortcuts")
+    assert "shortcuts" not in resnet20[-2]
+
+
 def test_holms_correction(tables: ModuleType) -> None:
     found = tables.holm({"a": 0.04, "b": 0.01, "c": 0.03, "d": 0.5})
     assert found == pytest.approx({"b": 0.04, "c": 0.09, "a": 0.09, "d": 0.5})

@@ -20,7 +20,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Network:
     """One network in the forms the engines want: packed, in torch by kind, and its images.
 
-    Kinds are "binary", "8-bit ends" (binary too; see ``unflip.ends``), and the names of the float twins.
+    Kinds are "binary", "8-bit ends" and "8-bit ends and shortcuts" (binary too; see ``unflip.ends``), and the names of
+    the float twins.
     """
 
     name: str

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from unflip.ends import Ends, FrozenInt8Layer, Int8Layer, first_and_last, quantize_ends
+from unflip.ends import (
+    FrozenInt8Layer,
+    Int8Layer,
+    Kept,
+    Twins,
+    check_kept,
+    end_twins,
+    first_and_last,
+    shortcut_twins,
+)
 from unflip.freeze import FrozenLayer, frozen_layers
 from unflip.layers import (
     MULTIPLYING,
@@ -73,7 +82,8 @@ def binarize(
     skip: Iterable[str] = (),
     *,
     keep_first_and_last: bool = True,
-    ends: Ends = "float",
+    ends: Kept = "float",
+    shortcuts: Kept = "float",
     preprocess: Mapping[str, Sequence[float]] | None = None,
     quiet: bool = False,
     **options: Any,
@@ -84,6 +94,8 @@ def binarize(
     skip                 layers that stay float: names, or patterns such as ``"layer1.*"``
     keep_first_and_last  keep the first convolution and the last linear layer (in the order they are registered) float
     ends                 "int8": these two layers get 8-bit weights and inputs instead (see ``ends.py``)
+    shortcuts            "int8": all other ``nn.Conv2d`` that stay float (``skip``) get 8-bit weights and inputs, for
+                         example those in the shortcuts of a ResNet. Does not depend on ``ends``
     preprocess           for ``ends="int8"``: ``{"mean": ..., "std": ...}`` of the images, as for :func:`~unflip.pack`
     quiet                print nothing. Otherwise a report says which layers became binary and which stayed float;
                          :func:`summary` returns the same as a table. Errors and warnings are not silenced
@@ -97,11 +109,13 @@ def binarize(
         raise TypeError(f"options {sorted(options)} go with a method's name, not with {method!r}")
     if isinstance(skip, str):
         raise TypeError(f"skip={skip!r} should be a list of layer names or patterns: [{skip!r}]")
-    _check_ends(ends, keep_first_and_last, preprocess)
+    check_kept(ends, shortcuts, keep_first_and_last, preprocess)
     targets = _targets(model, tuple(skip), keep_first_and_last)
-    twins = [(module, _binary_twin(name, module, chosen)) for name, module in targets.items()]
+    twins: Twins = [(m, _binary_twin(name, m, chosen)) for name, m in targets.items()]
     if ends == "int8":
-        quantize_ends(model, preprocess)
+        twins += end_twins(model, preprocess)
+    if shortcuts == "int8":
+        twins += shortcut_twins(model, binary=targets.values())
     for module, twin in twins:  # once all of them could be made
         become(module, twin)
     _use_no_fast_path(model)
@@ -109,19 +123,6 @@ def binarize(
     if not quiet:
         print(_report(chosen, summary(model)))
     return model
-
-
-def _check_ends(ends: str, kept: bool, preprocess: object) -> None:
-    if ends not in ("float", "int8"):
-        raise ValueError(f"ends={ends!r} is not one of 'float', 'int8'")
-    if ends == "int8" and not kept:
-        raise ValueError(
-            "ends='int8' needs keep_first_and_last=True: otherwise the first and last layer are binary"
-        )
-    if ends == "float" and preprocess is not None:
-        raise ValueError(
-            "preprocess has no effect with ends='float'; remove it, or give ends='int8'"
-        )
 
 
 def _targets(

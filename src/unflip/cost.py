@@ -1,11 +1,11 @@
 """Memory in bits and FLOPs, counted as papers on 1-bit networks count them (e.g. Han et al., ICML 2020).
 
-Memory  A binary weight is 1 bit per base, a weight of an 8-bit end 8 bits. Every other number that the model keeps
+Memory  A binary weight is 1 bit per base, a weight of an 8-bit layer 8 bits. Every other number that the model keeps
         after freezing is 32 bits: scales, offsets, float weights, biases, BatchNorm's two parameters, PReLU slopes.
         BatchNorm's running statistics are left out, as in the papers' figures.
 FLOPs   Multiplications of convolutions and linear layers for one input. A float one counts 1. A 1-bit one counts
         1/64 (a 64-bit word of XNOR and POPCOUNT) per bit plane of the input and base of the weight. With binary
-        weights and float inputs only additions remain: 1/2. Products of 8-bit ends are 8 · 8 planes: 1.
+        weights and float inputs only additions remain: 1/2. Products of 8-bit layers are 8 · 8 planes: 1.
 """
 
 from __future__ import annotations

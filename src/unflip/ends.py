@@ -1,4 +1,5 @@
-"""The ends of a network, its first convolution and last linear layer, with 8-bit weights and inputs.
+"""Layers with 8-bit weights and inputs: the ends of a network (its first convolution and last linear layer), and its
+shortcuts (all other convolutions that are not binary, such as the 1 × 1 convolutions in the shortcuts of a ResNet).
 
 Inputs   n = round(clamp(x · scale + shift, 0, 255)) stands for the value (n − zero) / scale. zero is the n of x = 0,
          so the padding is exact. ∂L/∂x = ∂L/∂value · 1[0 ≤ x · scale + shift ≤ 255]
@@ -14,17 +15,25 @@ Rounding is to even.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from unflip.layers import ConvProduct, LinearProduct, become, twin_of
+from unflip.layers import (
+    BinaryLayer,
+    ConvProduct,
+    LinearProduct,
+    become,
+    inside_binarizer,
+    twin_of,
+)
 from unflip.ste import straight_through
 
-Ends = Literal["float", "int8"]
+Kept = Literal["float", "int8"]  # of a layer that does not become binary
+Twins = list[tuple[nn.Module, nn.Module]]  # layers, and what they become
 
 MOST_LEVEL, MOST_WEIGHT = 255, 127
 MOST_WEIGHTS = 65_536  # of a filter: then a sum of products fits 32 bits
@@ -228,34 +237,92 @@ def first_and_last(model: nn.Module) -> list[nn.Module]:
     return [*convs[:1], *linears[-1:]]
 
 
+def check_kept(ends: str, shortcuts: str, kept: bool, preprocess: object) -> None:
+    """Refuse options of ``binarize`` that contradict each other; ``kept`` is its keep_first_and_last."""
+    for option, value in (("ends", ends), ("shortcuts", shortcuts)):
+        if value not in ("float", "int8"):
+            raise ValueError(f"{option}={value!r} is not one of 'float', 'int8'")
+    if ends == "int8" and not kept:
+        raise ValueError(
+            "ends='int8' needs keep_first_and_last=True: otherwise the first and last layer are binary"
+        )
+    if ends == "float" and preprocess is not None:
+        raise ValueError(
+            "preprocess has no effect with ends='float'; remove it, or give ends='int8'"
+        )
+
+
 def quantize_ends(model: nn.Module, preprocess: Mapping[str, Sequence[float]] | None) -> nn.Module:
     """Give the ends of ``model`` 8-bit weights and inputs, in place. Returns the model.
 
     preprocess  ``{"mean": ..., "std": ...}`` of the images, whose pixels become ``(pixel / 255 − mean) / std``
     """
+    for layer, twin in end_twins(model, preprocess):
+        become(layer, twin)
+    return model
+
+
+def quantize_shortcuts(model: nn.Module) -> nn.Module:
+    """Give the shortcuts of ``model`` 8-bit weights and inputs, in place. Returns the model."""
+    for layer, twin in shortcut_twins(model):
+        become(layer, twin)
+    return model
+
+
+def end_twins(model: nn.Module, preprocess: Mapping[str, Sequence[float]] | None) -> Twins:
+    """8-bit twins of the ends."""
     ends = first_and_last(model)
     if not ends:
         raise ValueError(f"ends='int8': {type(model).__name__} has no convolution or linear layer")
     names = {module: name for name, module in model.named_modules()}
-    twins = [(end, _twin(names[end], end, preprocess)) for end in ends]
-    for end, twin in twins:  # once both could be made
-        become(end, twin)
-    return model
+    return [(end, _end_twin(names[end], end, preprocess)) for end in ends]
 
 
-def _twin(
+def shortcut_twins(model: nn.Module, binary: Collection[nn.Module] = ()) -> Twins:
+    """8-bit twins of the shortcuts. The layers in ``binary`` are about to become binary."""
+    found = {name: layer for name, layer in shortcuts(model).items() if layer not in binary}
+    if not found:
+        raise ValueError(
+            f"shortcuts='int8': {type(model).__name__} has no float convolution besides its first one; remove "
+            "shortcuts, or keep convolutions float (skip of binarize, downsample='float' of a ResNet-18)"
+        )
+    return [
+        (layer, _twin("shortcuts", name, layer, FeatureInput())) for name, layer in found.items()
+    ]
+
+
+def shortcuts(model: nn.Module) -> dict[str, nn.Module]:
+    """name -> layer, for the float convolutions besides the first convolution of the model."""
+    ends = first_and_last(model)
+    changed = (BinaryLayer, Int8Layer)
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d)
+        and not isinstance(module, changed)
+        and module not in ends
+        and not inside_binarizer(name)
+    }
+
+
+def _end_twin(
     name: str, layer: nn.Module, preprocess: Mapping[str, Sequence[float]] | None
 ) -> Int8Layer:
+    if isinstance(layer, nn.Conv2d):
+        return _twin("ends", name, layer, _image_input(name, layer, preprocess))
+    return _twin("ends", name, layer, FeatureInput())
+
+
+def _twin(option: str, name: str, layer: nn.Module, quantizer: ByteInput) -> Int8Layer:
+    """``option`` is the one that asks for 8 bits."""
     problem = _unsupported(layer)
     if problem:
         raise ValueError(
-            f"ends='int8': layer {name!r} ({type(layer).__name__}) cannot have 8 bits: {problem}"
+            f"{option}='int8': layer {name!r} ({type(layer).__name__}) cannot have 8 bits: {problem}; "
+            f"{option}='float' keeps it float"
         )
-    if isinstance(layer, nn.Conv2d):
-        twin: Int8Layer = twin_of(layer, Int8Conv2d)
-        quantizer: ByteInput = _image_input(name, layer, preprocess)
-    else:
-        twin, quantizer = twin_of(layer, Int8Linear), FeatureInput()
+    kind = Int8Conv2d if isinstance(layer, nn.Conv2d) else Int8Linear
+    twin: Int8Layer = twin_of(layer, kind)
     twin._modules = dict(layer._modules)
     twin.byte_input = quantizer.to(twin.weight.device).train(layer.training)
     return twin
@@ -289,7 +356,7 @@ def _image_input(
     return ImageInput(mean, std)
 
 
-def freeze_end(name: str, layer: Int8Layer) -> FrozenInt8Layer:
+def freeze_int8(name: str, layer: Int8Layer) -> FrozenInt8Layer:
     """The frozen form of a layer."""
     if not torch.isfinite(layer.weight).all():
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unflip.ends import freeze_end, int8_layers
+from unflip.ends import freeze_int8, int8_layers
 from unflip.layers import (
     BinaryConv2d,
     BinaryLayer,
@@ -121,8 +121,8 @@ def freeze(model: nn.Module) -> nn.Module:
     frozen = copy.deepcopy(model).eval()
     for name, layer in list(binary_layers(frozen)):
         become(layer, _frozen_twin(name, layer))
-    for name, end in list(int8_layers(frozen)):
-        become(end, freeze_end(name, end))
+    for name, kept in list(int8_layers(frozen)):
+        become(kept, freeze_int8(name, kept))
     return frozen
 
 

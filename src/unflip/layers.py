@@ -200,7 +200,7 @@ BINARIZER_PARTS = ("weight_binarizer.", "input_binarizer.")
 
 def inside_binarizer(name: str) -> bool:
     """Whether a parameter or module of this name belongs to the method, not to the network: it is in a binarizer, in
-    the ``adapted`` part of a module that ``Method.adapt`` has inserted, or in the ``byte_input`` of an 8-bit end."""
+    the ``adapted`` part of a module that ``Method.adapt`` has inserted, or in the ``byte_input`` of an 8-bit layer."""
     own = ("weight_binarizer", "input_binarizer", "adapted", "byte_input")
     return any(part in own for part in name.split("."))
 

@@ -16,6 +16,7 @@ from unflip.runs import Run
 from unflip.runs.load import model_of
 
 WEIGHTS, RECIPE, METRICS, CARD = "weights.safetensors", "recipe.yaml", "metrics.jsonl", "README.md"
+INT8_FIELDS = {"ends": "first and last", "shortcuts": "shortcuts"}  # of a recipe, in words
 SHOWN_CLASSES = 20
 UNFLIP = "https://pypi.org/project/unflip"
 
@@ -75,6 +76,7 @@ def _about(run: Run, result: dict[str, Any], license: str) -> dict[str, Any]:
         "recipe": recipe["name"],
         "model": recipe["model"]["name"],
         "method": method["name"] if isinstance(method, dict) else method,
+        "int8": [words for field, words in INT8_FIELDS.items() if recipe.get(field) == "int8"],
         "data": recipe["data"]["name"],
         "input": list(inputs.shape),
         "classes": list(inputs.classes),
@@ -117,6 +119,7 @@ A {about["model"]} with 1-bit weights ({about["method"]}), trained on {_data_set
 | accuracy | {about["accuracy"]:.2f} % on the {about["evaluated_on"]} images |
 | input | {shape} |
 | classes | {len(names)}: {shown}{rest} |
+| 8-bit layers | {", ".join(about["int8"]) or "none"} |
 | packed file | {about["files"][MODEL]["bytes"]:,} bytes |
 | license | {about["license"]} |
 

@@ -77,6 +77,9 @@ def test_the_card_of_a_folder_of_images_says_what_they_are(run: Run, tmp_path: P
     publish(run, "ada/tiny", tmp_path / "out", "mit")
     about = json.loads((tmp_path / "out" / "network.json").read_text())
     assert "trained on digits with" in card(about, "ada/tiny")
+    assert "| 8-bit layers | none |" in card(about, "ada/tiny")
+    both = {**about, "int8": ["first and last", "shortcuts"]}
+    assert "| 8-bit layers | first and last, shortcuts |" in card(both, "ada/tiny")
     text = card({**about, "data": "folder", "classes": ["cat", "dog"]}, "ada/tiny")
     assert "trained on images of 2 classes with" in text
     assert '"dataset": {"name": "images of 2 classes", "type": "imagefolder"}' in text

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import unflip
 from unflip.data import ImageSet, InputSpec
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
@@ -40,6 +41,18 @@ def test_the_mapping_recipe_has_mappings_without_supervision() -> None:
         layer.weight_binarizer.auxiliary_loss(layer.weight) for _, layer in binary_layers(model)
     ]
     assert all(loss is not None and loss.item() == 0 for loss in losses)
+
+
+def test_8_bit_ends_and_shortcuts() -> None:
+    resnet18 = "model={name: resnet18_cifar, width: 8}"
+    recipe = load_recipe("cifar10-resnet20-dorefa", [resnet18, "ends=int8", "shortcuts=int8"])
+    found = unflip.summary(build_model(recipe, CIFAR, seed=0))
+    names = [layer.name for layer in found if layer.reason == "int8"]
+    assert names == ["conv1", *(f"layer{i}.0.downsample.0" for i in (2, 3, 4)), "fc"]
+    assert not [layer for layer in found if layer.reason == "float"]
+    recipe = load_recipe("cifar10-resnet20-dorefa", ["shortcuts=int8"])
+    with pytest.raises(ValueError, match=r"shortcuts='int8': CifarResNet has no float convolution"):
+        build_model(recipe, CIFAR, seed=0)
 
 
 @pytest.mark.parametrize(

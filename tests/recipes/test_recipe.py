@@ -66,6 +66,7 @@ def test_the_papers_settings() -> None:
         ("method.name=dorefaa", "unknown method 'dorefaa'. Did you mean 'dorefa'?"),
         ("model.name=resnet2", "unknown model 'resnet2'. Did you mean 'resnet20'?"),
         ("data.name=digit", "unknown data set 'digit'. Did you mean 'digits'?"),
+        ("shortcuts=int4", "shortcuts: Input should be 'float' or 'int8'"),
         ("precision=float17", "precision: Input should be 'float16' or 'float32'"),
         ("name=../elsewhere", "without / (got '../elsewhere')"),
         ("name=..", "name: should be the name of a folder"),
@@ -93,6 +94,15 @@ def test_mistakes_are_named(override: str, says: str) -> None:
     assert str(error.value).startswith("recipe digits-lns: ")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["ends", "shortcuts"])
+def test_8_bits_are_for_binary_networks(field: str) -> None:
+    plain = load_recipe("digits-dorefa").plain()
+    assert load_recipe("digits-dorefa", [f"{field}=int8"]).plain() == {**plain, field: "int8"}
+    assert load_recipe("digits-dorefa", [f"{field}=float"]).plain() == plain
+    with pytest.raises(RecipeError, match=f"{field}=int8 is for binary .*: remove {field}"):
+        load_recipe("digits-dorefa", [f"{field}=int8", "method=float"])
 
 
 @pytest.mark.parametrize("field", ["lr", "latent_lr"])

@@ -82,6 +82,43 @@ def test_a_whole_network(check: Check) -> None:
     check(unflip.freeze(model), image, preprocess)
 
 
+class Block(nn.Module):
+    def __init__(self, shortcut: nn.Module, filters: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, filters, 3, stride, padding=1, bias=False)
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) + self.shortcut(x)
+
+
+SHORTCUTS = {
+    "strided": lambda: nn.Conv2d(16, 32, 1, stride=2),
+    "pooled": lambda: nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(16, 32, 1, bias=False)),
+    "windows": lambda: nn.Conv2d(16, 32, 3, stride=2, padding=1, groups=4),
+    "depthwise": lambda: nn.Conv2d(16, 32, (3, 5), stride=2, padding=(1, 2), groups=16),
+}
+
+
+@pytest.mark.parametrize("shortcut", SHORTCUTS)
+def test_shortcuts(check: Check, shortcut: str) -> None:
+    """Two residual blocks of ±1 convolutions, whose sums are exact. Their features show every bit of the shortcuts."""
+    torch.manual_seed(0)
+    preprocess = {"mean": [0.5], "std": [0.25]}
+    stem = nn.Conv2d(1, 16, 3, padding=1)
+    model = nn.Sequential(
+        stem, Block(nn.Conv2d(16, 16, 1), 16), Block(SHORTCUTS[shortcut](), 32, 2)
+    )
+    given: dict[str, Any] = {"ends": "int8", "shortcuts": "int8", "preprocess": preprocess}
+    unflip.binarize(model, "binarynet", ["*.shortcut"], quiet=True, **given)
+    image = torch.randint(256, (3, 1, 12, 10))
+    model.train()(normalized(image, preprocess))
+    frozen = unflip.freeze(model)
+    x = normalized(image, preprocess)
+    assert torch.equal(frozen(x), model.eval()(x))
+    check(frozen, image, preprocess)
+
+
 def test_saturated_inputs_and_weights(check: Check) -> None:
     """The largest products of bytes, which 16-bit instructions would saturate."""
     preprocess = {"mean": [0.0, 1.0], "std": [1.0, 1.0]}

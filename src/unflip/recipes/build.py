@@ -7,7 +7,7 @@ from torch import nn
 
 from unflip import models
 from unflip.data.spec import InputSpec
-from unflip.ends import quantize_ends
+from unflip.ends import quantize_ends, quantize_shortcuts
 from unflip.recipes.schema import Recipe
 
 
@@ -19,6 +19,8 @@ def build_model(recipe: Recipe, inputs: InputSpec, seed: int) -> nn.Module:
         model = models.create(recipe.model.name, recipe.method, **options)
     if recipe.ends == "int8":
         quantize_ends(model, {"mean": inputs.mean, "std": inputs.std})
+    if recipe.shortcuts == "int8":
+        quantize_shortcuts(model)
     return model
 
 

@@ -200,6 +200,7 @@ class Recipe(_Part):
     model: Model
     method: str | dict[str, Any] = "float"
     ends: Literal["float", "int8"] = "float"
+    shortcuts: Literal["float", "int8"] = "float"
     start: str | None = None
     distill: Distill | None = None
     epochs: Count
@@ -244,7 +245,8 @@ class Recipe(_Part):
     @model_serializer(mode="wrap")
     def _without_empty_fields(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave these fields out where they are empty, or the default."""
-        left_out = {"uses": [], "expected": {}, "label_smoothing": 0.0, "ends": "float"}
+        left_out = {"uses": [], "expected": {}, "label_smoothing": 0.0}
+        left_out |= {"ends": "float", "shortcuts": "float"}
         return {
             k: v for k, v in values(self).items() if k not in left_out or (v and v != left_out[k])
         }
@@ -289,11 +291,13 @@ class Recipe(_Part):
         return self
 
     @model_validator(mode="after")
-    def _has_ends_of_a_binary_network(self) -> Recipe:
-        if self.ends != "float" and self.method == "float":
-            raise ValueError(
-                f"ends={self.ends} is for binary networks, but method is float: remove ends, or give a method"
-            )
+    def _has_8_bits_in_a_binary_network(self) -> Recipe:
+        for field in ("ends", "shortcuts"):
+            value = getattr(self, field)
+            if value != "float" and self.method == "float":
+                raise ValueError(
+                    f"{field}={value} is for binary networks, but method is float: remove {field}, or give a method"
+                )
         return self
 
     @model_validator(mode="after")
