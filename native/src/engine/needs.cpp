@@ -1,5 +1,5 @@
-// Upper bounds, kept simple: tests compare them with the memory and time that are really used. More than 400 lines, because both
-// follow from the same shapes.
+// Upper bounds, kept simple: tests compare them with the memory and time that are really used.
+// One file of more than 400 lines, because both follow from the same shapes.
 //
 // The unit of work is one small step of the slowest code for an op: about a nanosecond on one core of a CPU from 2020, or
 // less. So the default limit of 10^10 units is about ten seconds per sample. Faster instruction sets and several threads take less

@@ -1,4 +1,7 @@
-"""Networks in WebAssembly: bits and errors of the native runtime, pixels as in Python; the page."""
+"""Networks in WebAssembly: bits and errors of the native runtime, pixels as in Python; the page.
+
+More than 400 lines, because all tests share the modules, the networks and one browser.
+"""
 
 from __future__ import annotations
 
