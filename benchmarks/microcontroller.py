@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import unflip
+from int8_ends import with_int8_ends  # type: ignore[import-not-found]
 from unflip.export.plain_c.check import Compiled
 from unflip.export.plain_c.export import export_c
 from unflip.export.plain_c.measure import export_int16
 from unflip.export.plain_c.plan import make_plan
-from unflip.packing.file import Packed, read, write
-from unflip.packing.reference import evaluate_all
+from unflip.packing.file import read
 from unflip.runtime.images import normalized
 
 HERE = Path(__file__).parent
@@ -124,47 +123,14 @@ def _added(a: Any, b: Any) -> Any:
     return ((a * 23170 + b * 30000 + (1 << 14)) >> 15).clip(0, 127)
 
 
-def with_int8_ends(path: Path, folder: Path) -> Path:
-    """A copy of a packed network whose two float layers have 8-bit weights and inputs (docs/format.md)."""
-    packed, model = read(path), unflip.load(path)
-    ops, statistics = packed.graph["ops"], packed.graph["input"]["preprocess"]
-    first, last = (i for i, op in enumerate(ops) if op["op"] == "conv" and "weight" in op)
-    x = normalized(image(model.input_shape).transpose(2, 0, 1).astype(np.float32), model)
-    features = evaluate_all(packed, torch.from_numpy(x)[None])[ops[last]["inputs"][0]].numpy()
-    low, high = min(features.min(), 0), max(features.max(), 0)
-    mean, std = (255 * np.array(statistics[key], np.float32) for key in ("mean", "std"))
-    scale = np.array([255 / (high - low)], np.float32)
-    _make_int8(packed, last, scale, np.rint(-low * scale))
-    _make_int8(packed, first, std, mean)  # after the last layer, because it changes later numbers
-    target = folder / f"{path.stem}-int8.unflip"
-    write(target, packed)
-    return target
-
-
-def _make_int8(packed: Packed, i: int, scale: Any, shift: Any) -> None:
-    """Insert a to_bytes before op i, and round its weights."""
-    op = packed.graph["ops"][i]
-    weight = packed.tensors.pop(op.pop("weight")) / scale.reshape(1, -1, 1, 1)
-    sizes = np.abs(weight).max((1, 2, 3)) / 127
-    whole = np.rint(weight / sizes[:, None, None, None]).astype(np.int8)
-    weights = {"bytes": whole.view(np.uint8), "scales": sizes[None]}
-    numbers = {"scale": scale, "shift": shift, "zero": np.rint(shift).astype(np.uint8)}
-    names = {key: f"int8.{i}.{key}" for key in (*weights, *numbers)}
-    packed.tensors.update({names[key]: array for key, array in (weights | numbers).items()})
-    made = {"op": "to_bytes", "name": names["bytes"], "inputs": op["inputs"]}
-    packed.graph["ops"].insert(i, made | {key: names[key] for key in numbers})
-    for other in packed.graph["ops"][i + 1 :]:
-        other["inputs"] = [v + (v > i) for v in other["inputs"]]
-        for step in other.get("steps", []):
-            if "value" in step:
-                step["value"] += step["value"] > i
-    op |= {"inputs": [i + 1]} | {key: names[key] for key in weights}
-    packed.graph["output"] += 1
-
-
 def image(shape: tuple[int, int, int]) -> Any:
     channels, height, width = shape
     return np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def _with_int8_ends(path: Path, folder: Path) -> Path:
+    pixels = image(unflip.load(path).input_shape).transpose(2, 0, 1)
+    return with_int8_ends(path, pixels[None], folder)
 
 
 def row(name: str, cpu: str, result: Any, products: int) -> None:
@@ -242,7 +208,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         networks = given.networks
         if given.int8_ends:
-            networks = networks + [with_int8_ends(path, Path(made)) for path in networks]
+            networks = networks + [_with_int8_ends(path, Path(made)) for path in networks]
         for cpu in BOARDS["CPUS"]:
             where = Path(made), cpu, given.optimize
             reference = measure_int8(*where)
