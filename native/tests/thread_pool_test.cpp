@@ -80,6 +80,21 @@ bool short_lives() {
   return true;
 }
 
+// Also while another thread uses the pool: then it does all jobs itself.
+bool overhead_is_measured() {
+  ThreadPool one(1), pool(2);
+  if (one.overhead() != 0) return false;
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) once(pool, 9);
+  });
+  bool right = true;
+  for (int i = 0; i < 2000; i++) right = right && pool.overhead() >= 0;
+  stop = true;
+  other.join();
+  return right && pool.overhead() <= 1'000'000;
+}
+
 bool after_fork() {
   auto* pool = new ThreadPool(3);
   once(*pool, 5);
@@ -108,6 +123,7 @@ int main() {
                 {"after sleep", after_sleep},
                 {"many callers", many_callers},
                 {"short lives", short_lives},
+                {"overhead", overhead_is_measured},
                 {"after a fork", after_fork}};
   for (const auto& [name, check] : checks) {
     if (check()) continue;

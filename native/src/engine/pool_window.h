@@ -24,8 +24,8 @@ struct PoolSpan {
 
 // Adjacent windows of a row that have the same number of columns, `stride.w` apart.
 struct PoolRun {
-  int window, count;        // the first one, and how many
-  int first, last, size;    // columns of the first window, as in PoolSpan
+  int window, count;      // the first one, and how many
+  int first, last, size;  // columns of the first window, as in PoolSpan
 };
 
 class PoolWindow {
@@ -49,8 +49,8 @@ class PoolWindow {
 
   PoolSpan rows(int y) const { return {y, pool_.kernel.h, pool_.stride.h, pool_.padding.h, in_.height}; }
 
-  // Pools rows first .. last - 1 of the input, which begin at `in`, for the windows of row y. Other rows of these windows are pooled
-  // by calls before or after. out: [window][padded channels].
+  // Pools rows first .. last - 1 of the input, which begin at `in`, for the windows of row y. Other rows of these windows are
+  // pooled by calls before or after. out: [window][padded channels].
   void pool(const Kernels& kernels, const float* in, int first, int last, int y, float* out) const {
     const PoolSpan own = rows(y);
     PoolTile tile;

@@ -126,8 +126,8 @@ class PopcountConv : public Task {
       }
   }
 
-  // A thread's scratch: the windows of a strip for each plane, or the rows; the place of each window in them; the counts of the strip
-  // for each base and plane; and the scratch of the epilogue.
+  // A thread's scratch: the windows of a strip for each plane, or the rows; the place of each window in them; the counts of the
+  // strip for each base and plane; and the scratch of the epilogue.
   void plan_thread_scratch() {
     const int64_t bytes = in_rows_ ? rows_of(strips_.size) * layout_.row_bytes : window_bytes(strips_.size);
     plane_words_ = round_up(bytes + 64, 64) / 4;
@@ -178,8 +178,8 @@ class PopcountConv : public Task {
     const int width = window_.out.width, top = first / width, bottom = (last - 1) / width;
     WindowCopy copy;
     copy.pixels = copy.rows = copy.runs = 1;
-    copy.run = static_cast<int>((int64_t{bottom - top} * window_.stride.h + int64_t{window_.kernel.h - 1} * window_.dilation.h + 1) *
-                                layout_.row_bytes);
+    const int64_t below = int64_t{bottom - top} * window_.stride.h + int64_t{window_.kernel.h - 1} * window_.dilation.h;
+    copy.run = static_cast<int>((below + 1) * layout_.row_bytes);
     for (int p = 0; p < sums_.planes(); p++) {
       copy.from = context.codes[input_] + p * layout_.plane_bytes +
                   (layout_.top - window_.top + int64_t{top} * window_.stride.h) * layout_.row_bytes;
@@ -192,11 +192,11 @@ class PopcountConv : public Task {
   void find_windows(const uint32_t* windows, int group, int first, int last, const uint32_t** places) const {
     const int width = window_.out.width, top = first / width;
     const int64_t step = in_rows_ ? int64_t{window_.stride.w} * layout_.pixel_bytes / 4 : window_step();
-    const int64_t row = (window_at(top, 0) - (layout_.left - window_.left) * int64_t{layout_.pixel_bytes});  // the first one copied
+    const int64_t rows = window_at(top, 0) - (layout_.left - window_.left) * int64_t{layout_.pixel_bytes};  // start of the copied
     for (int p = 0; p < sums_.planes(); p++, windows += plane_words_)
       for (int pixel = first, y = top, x = first - top * width, end; pixel < last; pixel = end, x = 0, y++) {
         end = std::min(pixel + width - x, last);
-        const uint32_t* at = windows + (in_rows_ ? (window_at(y, x) - row + group * group_bytes_) / 4 : (pixel - first) * step);
+        const uint32_t* at = windows + (in_rows_ ? (window_at(y, x) - rows + group * group_bytes_) / 4 : (pixel - first) * step);
         for (int i = pixel; i < end; i++, at += step) *places++ = at;
       }
   }
