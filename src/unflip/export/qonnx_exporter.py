@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unflip.export.exporter import Code, Exporter, Value
+from unflip.export.whole_steps import evaluated
 from unflip.packing.file import Array, Packed
 
 DOMAIN = "qonnx.custom_op.general"
@@ -99,18 +100,6 @@ def _reached(found: WholeSum, limits: Array, strict: list[bool]) -> Array:
     with np.errstate(all="ignore"):
         v = found.scale[:, None] * numbers
         for step in found.steps:
-            v = _evaluated(step, v)
+            v = evaluated(step, v)
         each = np.broadcast_to(limits, (len(limits), len(v)))[..., None]
         return np.stack([v > t if s else v >= t for t, s in zip(each, strict, strict=True)])
-
-
-def _evaluated(step: dict[str, Any], v: Array) -> Array:
-    """One step in float32, as the runtime computes it."""
-    if step["step"] == "affine":
-        v = v * step["scale"].reshape(-1, 1) if "scale" in step else v
-        return v + step["shift"].reshape(-1, 1) if "shift" in step else v
-    if step["step"] == "prelu":
-        return np.where(v >= 0, v, v * step["slope"].reshape(-1, 1))
-    low, high = step["low"], step["high"]
-    v = v if low is None else np.maximum(v, F32(low))
-    return v if high is None else np.minimum(v, F32(high))

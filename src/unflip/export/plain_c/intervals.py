@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from unflip.export.plain_c.plan import Fields, Task
+from unflip.export.plain_c.plan import Task
 from unflip.export.plain_c.sums import Whole
+from unflip.export.whole_steps import evaluated
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.float32
@@ -95,17 +96,5 @@ def _results(task: Task, whole: Whole, numbers: Array) -> Array:
     """What is compared with thresholds, for numbers (channels, count)."""
     v = whole.scale[:, None] * numbers.astype(F32)
     for step in task.steps:
-        v = _evaluated(step, v)
+        v = evaluated(step, v)
     return v
-
-
-def _evaluated(step: Fields, v: Array) -> Array:
-    """A step without other values, in float32."""
-    if step["step"] == "affine":
-        v = v * step["scale"].reshape(-1, 1) if "scale" in step else v
-        return v + step["shift"].reshape(-1, 1) if "shift" in step else v
-    if step["step"] == "prelu":
-        return np.where(v >= 0, v, v * step["slope"].reshape(-1, 1))
-    low, high = step["low"], step["high"]
-    v = v if low is None else np.where(F32(low) > v, F32(low), v)
-    return v if high is None else np.where(v > F32(high), F32(high), v)
