@@ -1,5 +1,8 @@
 // Windows are read in place: the value has a border in memory, filled with the numbers that stand for 0. So every window has all
 // its taps, and the sum of weight * zero is the same for all pixels.
+//
+// A row of taps is a *segment* of bytes, read in steps of four. The bytes that remain, one of 21 in a stem of 7 x 7 x 3, would take
+// a whole step in each segment. Where it pays, they are gathered first, those of four segments in one step.
 #include "byte_conv.h"
 
 #include <algorithm>
@@ -55,7 +58,8 @@ class ToBytes : public Task {
     fill(to, layout_.left);
     to += int64_t{layout_.left} * s.channels;
     if (context.pixels && input_ == 0)
-      context.kernels->interleave_bytes(context.pixels + int64_t{y} * s.width, int64_t{s.height} * s.width, s.width, s.channels, to);
+      context.kernels->interleave_bytes(context.pixels + int64_t{y} * s.width, int64_t{s.height} * s.width, s.width, s.channels,
+                                        to);
     else
       convert(context, y, to);
     fill(to + int64_t{s.width} * s.channels, layout_.columns - layout_.left - s.width);
@@ -89,6 +93,9 @@ class ToBytes : public Task {
 
 // ---------------------------------------------------------------------------------------------------------------- convolution
 
+// Whether the bytes of a row of taps are contiguous.
+bool joins_taps(int dilation, int groups) { return groups == 1 && dilation == 1; }
+
 class ByteConv : public Task {
  public:
   ByteConv(const Op& op, const ByteRange& range, int input, const std::vector<ValueInfo>& values,
@@ -97,11 +104,12 @@ class ByteConv : public Task {
       : window_(op.conv, values[input].shape, op.shape), input_(input), layout_(values[input].layout),
         channels_(op.conv.channels), groups_(op.conv.groups), group_filters_(op.conv.filters / op.conv.groups),
         epilogue_(std::move(epilogue)) {
+    rest_count_ = byte_rest_steps(op.conv, kernels);
     choose_segments();
     pack(op.conv, range, kernels.byte_bias);
     if (pool) {
       pooled_ = std::make_unique<PooledRows>(*pool, *epilogue_, std::move(pool_epilogue), 1, jobs);
-      thread_scratch_bytes = round_up(pooled_->bytes(), 64);
+      plan_scratch(pooled_->bytes(), window_.out.width);
     } else {
       choose_jobs(jobs);
     }
@@ -109,9 +117,9 @@ class ByteConv : public Task {
 
   void run(const RunContext& context) const override {
     if (pooled_) {
-      pooled_->run(context, [&](int) {
-        return [this, &context](int y, float* row) {
-          sum_pixels(context, y * window_.out.width, (y + 1) * window_.out.width, 0, epilogue_->stride(), row);
+      pooled_->run(context, [&](int thread) {
+        return [this, &context, thread](int y, float* row) {
+          sum_pixels(context, thread, y * window_.out.width, (y + 1) * window_.out.width, 0, epilogue_->stride(), row);
         };
       });
       return;
@@ -123,17 +131,19 @@ class ByteConv : public Task {
  private:
   int taps() const { return window_.kernel.h * window_.kernel.w; }
   int group_blocks() const { return (group_filters_ + kFloatBlock - 1) / kFloatBlock; }
-  int64_t block_bytes() const { return static_cast<int64_t>(steps_.size()) * kStep; }
+  int64_t block_bytes() const { return (static_cast<int64_t>(steps_.size()) + rest_count_) * kStep; }
 
   // A row of taps is one segment if its bytes are contiguous.
   void choose_segments() {
-    const bool rows = groups_ == 1 && window_.dilation.w == 1;
-    segment_taps_ = rows ? window_.kernel.w : 1;
-    segment_steps_ = (segment_taps_ * channels_ + kByteGroup - 1) / kByteGroup;
-    for (int t = 0; t < taps(); t += segment_taps_)
-      for (int k = 0; k < segment_steps_; k++)
-        steps_.push_back(t / window_.kernel.w * window_.dilation.h * layout_.row_bytes +
-                         int64_t{t % window_.kernel.w} * window_.dilation.w * layout_.pixel_bytes + k * kByteGroup);
+    segment_taps_ = joins_taps(window_.dilation.w, groups_) ? window_.kernel.w : 1;
+    const int bytes = segment_taps_ * channels_;
+    segment_steps_ = rest_count_ ? bytes / kByteGroup : (bytes + kByteGroup - 1) / kByteGroup;
+    for (int t = 0; t < taps(); t += segment_taps_) {
+      const int64_t segment = t / window_.kernel.w * window_.dilation.h * layout_.row_bytes +
+                              int64_t{t % window_.kernel.w} * window_.dilation.w * layout_.pixel_bytes;
+      for (int k = 0; k < segment_steps_; k++) steps_.push_back(segment + k * kByteGroup);
+      for (int k = segment_steps_ * kByteGroup; k < bytes; k++) rest_.push_back(segment + k);
+    }
   }
 
   // The filters of a group fill whole blocks; those after them are 0.
@@ -155,9 +165,16 @@ class ByteConv : public Task {
   void pack_filter(const int8_t* filter, int8_t* to) const {
     for (int t = 0; t < taps(); t++)
       for (int c = 0; c < channels_; c++) {
-        const int64_t k = int64_t{t / segment_taps_} * segment_steps_ * kByteGroup + t % segment_taps_ * channels_ + c;
+        const int64_t k = place(t / segment_taps_, t % segment_taps_ * channels_ + c);
         to[k / kByteGroup * kStep + k % kByteGroup] = filter[int64_t{c} * taps() + t];
       }
+  }
+
+  // Of a byte of a segment, among those of all steps.
+  int64_t place(int64_t segment, int byte) const {
+    const int steps = segment_steps_ * kByteGroup;
+    if (byte < steps || !rest_count_) return segment * steps + byte;
+    return static_cast<int64_t>(steps_.size()) * kByteGroup + segment * (segment_taps_ * channels_ - steps) + byte - steps;
   }
 
   int32_t zeros(const int8_t* filter, const ByteRange& range, int group, int bias) const {
@@ -177,7 +194,16 @@ class ByteConv : public Task {
     if (pixel_jobs * block_jobs < jobs) pixel_jobs = jobs / block_jobs;
     pixel_cut_ = Cut(pixels, pixel_jobs, kBytePixels);
     block_cut_ = Cut(groups_ == 1 ? group_blocks() : 1, block_jobs, kFloatBlocks);
-    if (!epilogue_->stores_floats()) thread_scratch_bytes = int64_t{pixel_cut_.size} * epilogue_->stride() * sizeof(float);
+    const bool stores_floats = epilogue_->stores_floats();
+    plan_scratch(stores_floats ? 0 : int64_t{pixel_cut_.size} * epilogue_->stride() * static_cast<int64_t>(sizeof(float)),
+                 pixel_cut_.size);
+  }
+
+  // Of a thread: its rows or sums, then the gathered steps of `pixels` pixels.
+  void plan_scratch(int64_t bytes, int64_t pixels) {
+    rest_at_ = round_up(bytes, 64);
+    rest_stride_ = pixels * kByteGroup;
+    thread_scratch_bytes = rest_at_ + rest_count_ * rest_stride_;
   }
 
   void run_job(const RunContext& context, int job, int thread) const {
@@ -188,7 +214,7 @@ class ByteConv : public Task {
     const EpilogueTarget target = epilogue_->target(context);
     float* sums = target.out ? target.out + int64_t{first} * stride : reinterpret_cast<float*>(context.scratch_of(thread));
     if (groups_ == 1)
-      sum_pixels(context, first, last, channel, end, sums);
+      sum_pixels(context, thread, first, last, channel, end, sums);
     else
       sum_groups(context, first, last, sums);
     if (epilogue_->has_work())
@@ -199,11 +225,15 @@ class ByteConv : public Task {
     ByteTile tile;
     tile.steps = steps_.data();
     tile.step_count = static_cast<int>(steps_.size());
+    tile.rest_count = rest_count_;
+    tile.rest_stride = rest_stride_;
     tile.weights = &weights_[block * block_bytes()];
     tile.minus = &minus_[block * kFloatBlock];
     tile.scale = &scale_[block * kFloatBlock];
     return tile;
   }
+
+  int64_t window_at(int y, int x) const { return layout_.at(window_.row(y), window_.column(x)); }
 
   // Sets the tile's windows to those of some pixels.
   void aim(const RunContext& context, ByteTile& tile, int first, int count, int group) const {
@@ -211,7 +241,7 @@ class ByteConv : public Task {
     const int64_t down = window_.stride.h * layout_.row_bytes, right = int64_t{window_.stride.w} * layout_.pixel_bytes;
     const int y = first / window_.out.width;
     int x = first - y * window_.out.width;
-    const uint8_t* row = context.codes[input_] + layout_.at(window_.row(0), window_.column(0)) + y * down + int64_t{group} * channels_;
+    const uint8_t* row = context.codes[input_] + window_at(y, 0) + int64_t{group} * channels_;
     for (int p = 0; p < count; p++) {
       tile.input[p] = row + x * right;
       if (++x == window_.out.width) {
@@ -222,16 +252,36 @@ class ByteConv : public Task {
   }
 
   // Pixels first .. last - 1, channels channel .. end - 1; sums: those of the first pixel.
-  void sum_pixels(const RunContext& context, int first, int last, int channel, int end, float* sums) const {
+  void sum_pixels(const RunContext& context, int thread, int first, int last, int channel, int end, float* sums) const {
     const int step = last - first == 1 ? kFloatBlock * kFloatBlocks : context.kernels->float_filters;
     const int pixels = context.kernels->byte_pixels;
+    uint8_t* rest = context.scratch_of(thread) + rest_at_;
+    if (rest_count_) gather(context, first, last, rest);
     for (int c = channel; c < end; c += step) {
       ByteTile tile = new_tile(c / kFloatBlock);
       tile.filters = std::min(step, end - c);
       for (int p = first; p < last; p += pixels) {
         aim(context, tile, p, std::min(pixels, last - p), 0);
+        tile.rest = rest + int64_t{p - first} * kByteGroup;
         for (int i = 0; i < tile.pixels; i++) tile.out[i] = sums + int64_t{p - first + i} * epilogue_->stride() + c;
         context.kernels->byte_tile(tile);
+      }
+    }
+  }
+
+  // The rest of all segments, row by row of the image.
+  void gather(const RunContext& context, int first, int last, uint8_t* to) const {
+    ByteGather g;
+    g.step = window_.stride.w * layout_.pixel_bytes;
+    for (int p = first; p < last; p += g.pixels, to += int64_t{g.pixels} * kByteGroup) {
+      const int y = p / window_.out.width, x = p - y * window_.out.width;
+      g.pixels = std::min(last - p, window_.out.width - x);
+      const uint8_t* window = context.codes[input_] + window_at(y, x);
+      g.to = to;
+      for (size_t i = 0; i < rest_.size(); i += g.count, g.to += rest_stride_) {
+        g.count = static_cast<int>(std::min<size_t>(kByteGroup, rest_.size() - i));
+        for (int k = 0; k < g.count; k++) g.from[k] = window + rest_[i + k];
+        context.kernels->gather_bytes(g);
       }
     }
   }
@@ -260,8 +310,10 @@ class ByteConv : public Task {
   CodeLayout layout_;
   int channels_, groups_, group_filters_;
   std::vector<int64_t> steps_;  // the place of each, relative to a window's start
-  int segment_taps_ = 1, segment_steps_ = 1;
-  AlignedVector<int8_t> weights_;  // [group][block][step][16 filters][4]
+  std::vector<int64_t> rest_;   // the place of each gathered byte
+  int segment_taps_ = 1, segment_steps_ = 1, rest_count_ = 0;
+  int64_t rest_at_ = 0, rest_stride_ = 0;
+  AlignedVector<int8_t> weights_;  // [group][block][step, then rest][16 filters][4]
   AlignedVector<int32_t> minus_;   // [group][block][16 filters]
   AlignedVector<float> scale_;     // the same
   Cut pixel_cut_, block_cut_;
@@ -270,6 +322,17 @@ class ByteConv : public Task {
 };
 
 }  // namespace
+
+// Gathering takes about as long as this many steps of a block.
+int byte_rest_steps(const Convolution& conv, const Kernels& kernels) {
+  constexpr int kGatherSteps = 8;
+  if (!kernels.gather_bytes || !joins_taps(conv.dilation.w, conv.groups) || conv.stride.w * int64_t{conv.channels} > kGatherStep)
+    return 0;
+  const int rest = static_cast<int>(int64_t{conv.kernel.w} * conv.channels % kByteGroup);
+  const int steps = (conv.kernel.h * rest + kByteGroup - 1) / kByteGroup;
+  const bool pays = int64_t{conv.kernel.h - steps} * ((conv.filters + kFloatBlock - 1) / kFloatBlock) >= kGatherSteps;
+  return rest && pays ? steps : 0;
+}
 
 bool takes_pixels(const Graph& graph) {
   if (graph.mean.empty() || graph.input.channels > kMostImageChannels) return false;

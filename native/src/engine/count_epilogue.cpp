@@ -105,6 +105,17 @@ void CountEpilogue::run(const RunContext& context, const Strip& strip) const {
   const EpilogueTarget target = epilogue_.target(context);
   if (strip.first >= strip.last) return;
   if (!sums_.one_term()) return run_terms(target, strip);
+  const Counts c = counts_of(strip);
+  kernels_.epilogue_counts(epilogue_.params(), target, c, strip.first, strip.last, strip.channel, strip.channels);
+}
+
+void CountEpilogue::count_and_run(const RunContext& context, const Strip& strip, const PopcountTile& tile) const {
+  kernels_.popcount_epilogue(epilogue_.params(), epilogue_.target(context), counts_of(strip), tile, strip.first, strip.last,
+                             strip.channel);
+}
+
+// Of a sum of one term.
+Counts CountEpilogue::counts_of(const Strip& strip) const {
   const CountTerm term = term_at(0, strip);
   Counts c;
   c.count = strip.counts;
@@ -114,7 +125,7 @@ void CountEpilogue::run(const RunContext& context, const Strip& strip) const {
   c.class_of = class_of_.data();
   c.scale = term.scale;
   c.multiple = *term.multiple;
-  kernels_.epilogue_counts(epilogue_.params(), target, c, strip.first, strip.last, strip.channel, strip.channels);
+  return c;
 }
 
 // For the terms of the strip's channels, the numbers of its windows, and either the sums of its pixels or the ones of its

@@ -34,8 +34,11 @@ class CountEpilogue {
   // Computes what all channels of a strip share. Call it once per strip, before run() for its blocks.
   void count_windows(const RunContext& context, const Strip& strip) const;
   void run(const RunContext& context, const Strip& strip) const;
+  // Also counts. The sum has one term, and tile.windows are those of all pixels; see Kernels::popcount_epilogue.
+  void count_and_run(const RunContext& context, const Strip& strip, const PopcountTile& tile) const;
 
  private:
+  Counts counts_of(const Strip& strip) const;
   void run_terms(const EpilogueTarget& target, const Strip& strip) const;
   CountTerm term_at(size_t t, const Strip& strip) const;
   void count_columns(const RunContext& context, int plane, int y, int x, int step, int columns, int32_t* ones) const;

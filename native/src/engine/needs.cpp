@@ -12,6 +12,7 @@
 #include "../kernels/popcount.h"
 #include "../kernels/stem.h"
 #include "binary_conv.h"
+#include "byte_conv.h"
 #include "count_epilogue.h"
 #include "depthwise_conv.h"
 #include "float_conv.h"
@@ -202,19 +203,21 @@ class FloatConvNeeds {
 // The bytes of a tap, or of a row of taps, are rounded up to whole steps.
 Size byte_steps(const Convolution& c) { return taps_of(c) * parts(c.channels, kByteGroup); }
 
-TaskNeeds byte_conv_needs(const Op& op, const Op* pool, bool stores_floats) {
+TaskNeeds byte_conv_needs(const Op& op, const Kernels& kernels, const Op* pool, bool stores_floats) {
   const Convolution& c = op.conv;
   const int64_t stride = padded(c.filters);
-  const Size blocks = Size(c.groups) * parts(c.filters / c.groups, kFloatBlock);
+  const Size blocks = Size(c.groups) * parts(c.filters / c.groups, kFloatBlock), rest = byte_rest_steps(c, kernels);
+  const Size steps = byte_steps(c) + rest;
   TaskNeeds n;
-  n.kept = blocks * kFloatBlock * (byte_steps(c) * kByteGroup + 8) + kGrowth * byte_steps(c) * 8 + kPart;
+  n.kept = blocks * kFloatBlock * (steps * kByteGroup + 8) + kGrowth * (steps + rest * kByteGroup) * 8 + kPart;
   n.load_work = Size(c.filters) * taps_of(c) * c.channels * 8 + n.kept;
-  if (pool != nullptr) {
+  const int64_t job = 2 * std::max<int64_t>(384, 8192 / stride) + 2 * kBytePixels;  // pixels, at most
+  const Size pixels = pool != nullptr ? op.shape.width : std::min(job, pixels_of(op.shape).value() + kBytePixels);
+  if (pool != nullptr)
     n.thread_scratch = PooledRows::bytes(*pool, op.shape.width, stride, 1) + kPart;
-  } else if (!stores_floats) {
-    const int64_t job = 2 * std::max<int64_t>(384, 8192 / stride) + 2 * kBytePixels;
-    n.thread_scratch = Size(std::min(job, pixels_of(op.shape).value() + kBytePixels)) * stride * kFloat + kPart;
-  }
+  else if (!stores_floats)
+    n.thread_scratch = pixels * stride * kFloat + kPart;
+  n.thread_scratch += pixels * rest * kByteGroup + kPart;
   return n;
 }
 
@@ -276,7 +279,7 @@ class Estimate {
       const Op* pool = planned.pool < 0 ? nullptr : &graph_.ops[planned.pool];
       const bool stores_floats = planned.emits.value >= 0;
       const bool direct = op.conv.int8 && !(kernels_.whole_stem_tile && is_stem(op));
-      n = direct ? byte_conv_needs(op, pool, stores_floats) : FloatConvNeeds(op, in, pool, stores_floats).needs();
+      n = direct ? byte_conv_needs(op, kernels_, pool, stores_floats) : FloatConvNeeds(op, in, pool, stores_floats).needs();
       if (pool != nullptr) add_pool_runs(n, *pool);
     }
     // Scales and offsets, folded into others.

@@ -88,7 +88,7 @@ class PopcountConv : public Task {
         if (conv.bits[bit / 8] >> (bit % 8) & 1) row[odd + at / 32] |= uint32_t{1} << (at % 32);
       }
     pair_words(row.data(), window_step());
-    uint32_t* to = &weights_[base * base_words_ + block.weights + popcount_position(block.filters, f)];
+    uint32_t* to = &weights_[base * base_words_ + block.weights + f];
     for (int k = 0; k < words_; k++) to[int64_t{k} * block.filters] = row[odd + k];
   }
 
@@ -158,13 +158,35 @@ class PopcountConv : public Task {
       find_windows(windows, group, first, last, places);
       for (size_t b = group * blocks; b < (group + 1) * blocks; b++) {
         const Block& block = blocks_[b];
+        strip.channel = block.first;
+        if (one_pass(block)) {
+          PopcountTile tile = new_tile(block);
+          tile.windows = places;
+          count_epilogue_.count_and_run(context, strip, tile);
+          continue;
+        }
         count_strip(block, places, last - first, reinterpret_cast<uint16_t*>(scratch + counts_at_));
         strip.pixel_stride = block.filters;
-        strip.channel = block.first;
         strip.channels = std::min(block.filters, padded(block.last) - block.first);
         count_epilogue_.run(context, strip);
       }
     }
+  }
+
+  // Whether the counts of a block need not be stored. Strips begin and end at multiples of kGrain, or with the image.
+  bool one_pass(const Block& block) const {
+    return kernels_.popcount_epilogue && sums_.one_term() && window_.out.width % popcount_pixels(block.filters) == 0 &&
+           block.last - block.first == block.filters;
+  }
+
+  // The windows, and what is computed from them, are missing.
+  PopcountTile new_tile(const Block& block) const {
+    PopcountTile tile;
+    tile.filters = block.filters;
+    tile.words = words_;
+    tile.pairs = pairs_.data();
+    tile.weights = &weights_[block.weights];
+    return tile;
   }
 
   // The first byte that the window of a pixel reads.
@@ -224,10 +246,7 @@ class PopcountConv : public Task {
 
   // The counts of a block for the pixels of a strip.
   void count_strip(const Block& block, const uint32_t* const* places, int count, uint16_t* counts) const {
-    PopcountTile tile;
-    tile.filters = block.filters;
-    tile.words = words_;
-    tile.pairs = pairs_.data();
+    PopcountTile tile = new_tile(block);
     const int size = popcount_pixels(block.filters);
     for (int b = 0; b < sums_.bases(); b++)
       for (int p = 0; p < sums_.planes(); p++) {

@@ -7,5 +7,7 @@ namespace unflip {
 
 void avx512_copy_windows(const WindowCopy& copy);
 void avx512_popcount_tile(const PopcountTile& tile);
+void avx512_popcount_epilogue(const EpilogueParams& params, const EpilogueTarget& target, const Counts& counts,
+                              const PopcountTile& tile, int first, int last, int channel);
 
 }  // namespace unflip

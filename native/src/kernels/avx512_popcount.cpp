@@ -16,9 +16,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "avx512_vectors.h"
+#include "epilogue.h"
 #include "popcount.h"
-
-#define UNFLIP_INLINE inline __attribute__((always_inline))
 
 namespace unflip {
 namespace {
@@ -71,26 +71,13 @@ UNFLIP_INLINE void begin(Sums<P, F>& s, const uint32_t* const* a, const uint32_t
   }
 }
 
+// Leaves the counts of P pixels by 16 * F filters in `sum`.
 template <int P, int F>
-UNFLIP_INLINE void store(const Sums<P, F>& s, uint16_t* counts) {
-  __m512i sum[P * F];
-#pragma GCC unroll 8
-  for (int i = 0; i < P * F; i++)
-    sum[i] = _mm512_add_epi32(_mm512_add_epi32(s.twos[i], s.twos[i]), _mm512_popcnt_epi32(s.ones[i]));
-#pragma GCC unroll 8
-  for (int p = 0; p < P; p++)
-    if constexpr (F == 2)
-      _mm512_storeu_si512(counts + p * 32, _mm512_or_si512(sum[2 * p], _mm512_slli_epi32(sum[2 * p + 1], 16)));
-    else
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(counts + p * 16), _mm512_cvtepi32_epi16(sum[p]));
-}
-
-template <int P, int F>
-void run_tile(const PopcountTile& t) {
+UNFLIP_INLINE void count(const PopcountTile& t, const uint32_t* const* windows, __m512i* sum) {
   Sums<P, F> sums;
   const uint32_t *a[P], *w = t.weights;
 #pragma GCC unroll 8
-  for (int p = 0; p < P; p++) a[p] = t.windows[p];
+  for (int p = 0; p < P; p++) a[p] = windows[p];
   if (t.words % 2) {
     begin(sums, a, w, true);
     w += 16 * F;
@@ -109,7 +96,61 @@ void run_tile(const PopcountTile& t) {
 #pragma GCC unroll 8
     for (int i = 0; i < P * F; i++) sums.ones[i] = next[i];
   }
-  store(sums, t.counts);
+#pragma GCC unroll 8
+  for (int i = 0; i < P * F; i++)
+    sum[i] = _mm512_add_epi32(_mm512_add_epi32(sums.twos[i], sums.twos[i]), _mm512_popcnt_epi32(sums.ones[i]));
+}
+
+template <int P, int F>
+void run_tile(const PopcountTile& t) {
+  __m512i sum[P * F];
+  count<P, F>(t, t.windows, sum);
+#pragma GCC unroll 8
+  for (int i = 0; i < P * F; i++)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(t.counts + i * 16), _mm512_cvtepi32_epi16(sum[i]));
+}
+
+// ------------------------------------------------------------------------------------------------------------------- epilogue
+
+// The counts of a tile, as a source of epilogue.h.
+template <int F>
+struct TileSource {
+  const __m512i* sum;
+  const Counts& counts;
+  const uint16_t* class_of;  // of the first pixel
+  template <class V>
+  UNFLIP_INLINE V get(int64_t p, int c) const {
+    const float* base = counts.bases + class_of[p] * counts.base_stride;
+    const V count{_mm512_cvtepi32_ps(sum[p * F + c / 16])};
+    return V::load(counts.scale + c) * V::fused(V::set(-counts.multiple), count, V::load(base + c));
+  }
+};
+
+// The places that the epilogue writes. Often it also reads them, because a sum replaces its shortcut.
+template <int P, int F>
+UNFLIP_INLINE void prefetch(const float* pixel, int64_t stride) {
+#pragma GCC unroll 8
+  for (int i = 0; i < P * F; i++) _mm_prefetch(pixel + i / F * stride + i % F * 16, _MM_HINT_T0);
+}
+
+// Not inlined, and with local copies as in epilogue_rows().
+template <int P, int F, class Steps>
+__attribute__((noinline)) void count_and_finish(const Job& job_, const Steps& steps_, const Counts& counts_,
+                                                const PopcountTile& tile_, int first, int last, int channel) {
+  const Job job = job_;
+  const Steps steps = steps_;
+  const Counts counts = counts_;
+  const PopcountTile tile = tile_;
+  const EpilogueParams& f = job.params;
+  for (int pixel = first; pixel < last; pixel += P) {
+    if (job.target.out) prefetch<P, F>(job.target.out + int64_t{pixel} * f.stride + channel, f.stride);
+    __m512i sum[P * F];
+    count<P, F>(tile, tile.windows + (pixel - first), sum);
+    asm volatile("" ::: "memory");  // otherwise parameters of the epilogue take registers while the tile is counted
+    const int y = pixel / f.width, x = pixel - y * f.width;
+    const Place at{pixel, channel, f.code.at(y, x) + channel / 8};
+    epilogue_vectors<Wide16, P, F>(job, steps, TileSource<F>{sum, counts, counts.class_of + pixel}, 0, 0, at);
+  }
 }
 
 // ------------------------------------------------------------------------------------------------------------------- windows
@@ -192,6 +233,17 @@ void avx512_popcount_tile(const PopcountTile& t) {
     case 7: return run_tile<7, 1>(t);
     default: return run_tile<8, 1>(t);
   }
+}
+
+void avx512_popcount_epilogue(const EpilogueParams& f, const EpilogueTarget& target, const Counts& counts,
+                              const PopcountTile& tile, int first, int last, int channel) {
+  const Job job{f, target};
+  with_steps<Wide16>(job, [&](const auto& steps) {
+    if (tile.filters == 32)
+      count_and_finish<4, 2>(job, steps, counts, tile, first, last, channel);
+    else
+      count_and_finish<8, 1>(job, steps, counts, tile, first, last, channel);
+  });
 }
 
 void avx512_copy_windows(const WindowCopy& c) {

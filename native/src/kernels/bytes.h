@@ -34,11 +34,13 @@ inline void interleave_bytes(const uint8_t* from, int64_t plane, int64_t count, 
 
 inline int32_t byte_sum(const ByteTile& t, int pixel, int filter) {
   constexpr int kStep = kFloatBlock * kByteGroup;
-  const int64_t block = int64_t{t.step_count} * kStep;
+  const int64_t block = int64_t{t.step_count + t.rest_count} * kStep;
   const int8_t* w = t.weights + filter / kFloatBlock * block + filter % kFloatBlock * kByteGroup;
   int64_t sum = -int64_t{t.minus[filter]};
   for (int s = 0; s < t.step_count; s++, w += kStep)
     for (int i = 0; i < kByteGroup; i++) sum += t.input[pixel][t.steps[s] + i] * w[i];
+  for (int s = 0; s < t.rest_count; s++, w += kStep)
+    for (int i = 0; i < kByteGroup; i++) sum += t.rest[s * t.rest_stride + pixel * kByteGroup + i] * w[i];
   return static_cast<int32_t>(sum);
 }
 

@@ -343,23 +343,28 @@ void epilogue_rows(const Job& job_, const Steps& steps_, const Source& source_, 
   }
 }
 
-// The usual sequences of steps in binary networks are compiled as a whole, others run step by step.
+// Calls use(steps). The usual sequences of steps in binary networks are compiled as a whole, others run step by step.
+template <class V, class Use>
+UNFLIP_INLINE void with_steps(const Job& job, const Use& use) {
+  constexpr EpilogueKind Shift = EpilogueKind::Shift, Both = EpilogueKind::ScaleShift, Add = EpilogueKind::Add,
+                         Prelu = EpilogueKind::Prelu;
+  if constexpr (V::kFixedSteps) {
+    const EpilogueParams& f = job.params;
+    if (FixedSteps<>::are(f)) return use(FixedSteps<>(job));
+    if (FixedSteps<Both>::are(f)) return use(FixedSteps<Both>(job));
+    if (FixedSteps<Shift>::are(f)) return use(FixedSteps<Shift>(job));
+    if (FixedSteps<Shift, Add>::are(f)) return use(FixedSteps<Shift, Add>(job));
+    if (FixedSteps<Shift, Add, Prelu>::are(f)) return use(FixedSteps<Shift, Add, Prelu>(job));
+    if (FixedSteps<Prelu, Both, Add>::are(f)) return use(FixedSteps<Prelu, Both, Add>(job));
+  }
+  use(AnySteps(job));
+}
+
 template <class V, class Source>
 UNFLIP_INLINE void epilogue_all(const EpilogueParams& f, const EpilogueTarget& target, const Source& source, int first, int last,
                                 int channel, int channels) {
-  constexpr EpilogueKind Shift = EpilogueKind::Shift, Both = EpilogueKind::ScaleShift, Add = EpilogueKind::Add,
-                         Prelu = EpilogueKind::Prelu;
   const Job job{f, target};
-  auto with = [&](auto steps) { epilogue_rows<V>(job, steps, source, first, last, channel, channels); };
-  if constexpr (V::kFixedSteps) {
-    if (FixedSteps<>::are(f)) return with(FixedSteps<>(job));
-    if (FixedSteps<Both>::are(f)) return with(FixedSteps<Both>(job));
-    if (FixedSteps<Shift>::are(f)) return with(FixedSteps<Shift>(job));
-    if (FixedSteps<Shift, Add>::are(f)) return with(FixedSteps<Shift, Add>(job));
-    if (FixedSteps<Shift, Add, Prelu>::are(f)) return with(FixedSteps<Shift, Add, Prelu>(job));
-    if (FixedSteps<Prelu, Both, Add>::are(f)) return with(FixedSteps<Prelu, Both, Add>(job));
-  }
-  with(AnySteps(job));
+  with_steps<V>(job, [&](const auto& steps) { epilogue_rows<V>(job, steps, source, first, last, channel, channels); });
 }
 
 template <class V>

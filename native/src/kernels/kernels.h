@@ -155,12 +155,25 @@ struct ByteTile {
   int pixels = 0;                          // 1 .. Kernels::byte_pixels
   const int64_t* steps = nullptr;          // the place of each step's four bytes, relative to the window's start
   int step_count = 0;
-  const int8_t* weights = nullptr;  // of the first block of 16 filters: [block][step][filter][4]
+  const uint8_t* rest = nullptr;    // more steps, four bytes for each pixel in order; the next step is `rest_stride` bytes further
+  int rest_count = 0;               // always 0 if Kernels::gather_bytes is null
+  int64_t rest_stride = 0;
+  const int8_t* weights = nullptr;  // of the first block of 16 filters: [block][step, then rest][filter][4]
   const int32_t* minus = nullptr;   // the sum of weight * (zero - Kernels::byte_bias)
   const float* scale = nullptr;
   int filters = 0;  // multiple of 8; at most Kernels::float_filters, or 64 with one pixel
   float* out[kBytePixels] = {};
 };
+
+// Steps of bytes that are not next to each other: for each pixel up to four bytes, at from[i] + pixel * step; the others are 0.
+struct ByteGather {
+  const uint8_t* from[kByteGroup] = {};
+  int count = 0;     // 1 .. kByteGroup
+  int step = 0;      // at most kGatherStep
+  int pixels = 0;
+  uint8_t* to = nullptr;
+};
+constexpr int kGatherStep = 8;
 
 // ------------------------------------------------------------------------------- float convolution, 7 x 7 with stride 2
 // See stem.h for the idea, a picture, and the order of operations.
@@ -303,6 +316,13 @@ struct Kernels {
 
   // to[3 * i + c] = from[c * plane + i], i = 0 .. count - 1. If null, the engine does it.
   void (*interleave3)(const float* from, int64_t plane, int64_t count, float* to) = nullptr;
+
+  void (*gather_bytes)(const ByteGather&) = nullptr;
+
+  // popcount_tile and epilogue_counts for pixels first .. last - 1 and all filters of a block, without storing counts. first, last
+  // and the image's width are multiples of popcount_pixels(). If null, both are used.
+  void (*popcount_epilogue)(const EpilogueParams&, const EpilogueTarget&, const Counts&, const PopcountTile&, int first, int last,
+                            int channel) = nullptr;
 };
 
 // Null if this build or this CPU lacks the set.

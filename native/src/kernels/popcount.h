@@ -26,8 +26,7 @@
 //
 // If a pixel of the code has a whole number of pairs, windows need not be copied: all windows of a strip share its rows, paired.
 //
-// Weights: for each block of filters and each word, as above but without the zero, one vector of 16 filters' words, or two: those
-// of the even and of the odd filters of 32. Then even | odd << 16 are the 32 counts in order.
+// Weights: for each block of 16 or 32 filters and each word, as above but without the zero, the words of its filters.
 #pragma once
 
 #include "kernels.h"
@@ -45,9 +44,6 @@ inline int popcount_plain(uint64_t x) {
 
 // Words from one window to the next.
 constexpr int popcount_window(int words) { return (words + 1) / 2 * 2; }
-
-// The position of filter f of a block in its row of `filters` words.
-constexpr int popcount_position(int filters, int f) { return filters == 32 ? f % 2 * 16 + f / 2 : f; }
 
 inline void pair_words(uint32_t* words, int64_t count) {
   for (int64_t i = 1; i < count; i += 2) words[i] ^= words[i - 1];
@@ -73,7 +69,7 @@ inline void popcount_tile_plain(const PopcountTile& t) {
   const int odd = t.words % 2;
   for (int p = 0; p < t.pixels; p++)
     for (int f = 0; f < t.filters; f++) {
-      const uint32_t* w = t.weights + popcount_position(t.filters, f);
+      const uint32_t* w = t.weights + f;
       int count = odd ? __builtin_popcount(t.windows[p][1] ^ w[0]) : 0;
       w += odd * t.filters;
       for (int k = 0; k < t.words / 2; k++, w += 2 * t.filters) {
