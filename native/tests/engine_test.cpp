@@ -833,7 +833,10 @@ Graph byte_conv_graph(Random& r) {
     b.random_steps(op, 2);
     b.add(op);
   }
-  if (r.chance(40)) b.random_pool(b.last());
+  if (r.chance(30))
+    b.max_pool(b.last(), 3, 2);
+  else if (r.chance(30))
+    b.random_pool(b.last());
   if (r.chance(30)) {
     int code = b.quantize(b.last());
     b.add(b.conv_op(code, b.random_conv(code, 20), true));
@@ -1405,18 +1408,24 @@ bool check_bytes() {
   return true;
 }
 
-// All widths and heights of a stem's last tile with all remainders of its filters.
+// All widths and heights of a stem's last tile with all remainders of its filters, of floats and of whole numbers.
 bool check_stem_sizes(Totals& totals) {
   Random r(10);
   const int filters[] = {8, 16, 24, 40, 64, 72};
-  for (int size = 1; size <= 32; size++) {
+  for (int i = 2; i < 66; i++) {
+    const int size = i / 2;
     const int width = size <= 30 ? 2 * size - size % 2 : 52 * size;  // the last two: nearly too wide, and too wide
     Builder b(r, {size <= 30 ? 3 : 4, 2 * (size * 7 % 11 + 1), width});
     Builder::ConvOptions o;
     o.filters = filters[size % 6];
     o.kernel = {7, 7}, o.stride = {2, 2};
     o.top = o.left = o.bottom = o.right = 3;
-    b.add(b.conv_op(0, o, false));
+    Op op = b.conv_op(i % 2 ? b.to_bytes(0) : 0, o, false);
+    Step norm;
+    norm.kind = StepKind::Affine;
+    norm.scale = b.vector(o.filters, true), norm.shift = b.vector(o.filters, false);
+    op.steps.push_back(norm);
+    b.add(op);
     if (size % 3) b.max_pool(b.last(), 3, 2);
     b.graph.outputs = {{"output", b.last()}};
     if (!check(b.graph, r, totals)) return false;

@@ -14,9 +14,6 @@ bool takes_pixels(const Graph& graph);
 
 std::unique_ptr<Task> make_to_bytes(const Op& op, int input, int output, const std::vector<ValueInfo>& values, int jobs);
 
-// The steps of gathered bytes (see byte_conv.cpp); 0 if none are gathered.
-int byte_rest_steps(const Convolution& conv, const Kernels& kernels);
-
 // pool and its epilogue may be null, as in float_conv.h. range: of the op that made the input.
 std::unique_ptr<Task> make_byte_conv(const Op& op, const ByteRange& range, int input, const std::vector<ValueInfo>& values,
                                      std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue,

@@ -12,7 +12,7 @@
 #include "../kernels/popcount.h"
 #include "../kernels/stem.h"
 #include "binary_conv.h"
-#include "byte_conv.h"
+#include "byte_weights.h"
 #include "count_epilogue.h"
 #include "depthwise_conv.h"
 #include "float_conv.h"
@@ -206,7 +206,7 @@ Size byte_steps(const Convolution& c) { return taps_of(c) * parts(c.channels, kB
 TaskNeeds byte_conv_needs(const Op& op, const Kernels& kernels, const Op* pool, bool stores_floats) {
   const Convolution& c = op.conv;
   const int64_t stride = padded(c.filters);
-  const Size blocks = Size(c.groups) * parts(c.filters / c.groups, kFloatBlock), rest = byte_rest_steps(c, kernels);
+  const Size blocks = Size(c.groups) * parts(c.filters / c.groups, kFloatBlock), rest = gathered_steps(c, kernels);
   const Size steps = byte_steps(c) + rest;
   TaskNeeds n;
   n.kept = blocks * kFloatBlock * (steps * kByteGroup + 8) + kGrowth * (steps + rest * kByteGroup) * 8 + kPart;
@@ -217,7 +217,7 @@ TaskNeeds byte_conv_needs(const Op& op, const Kernels& kernels, const Op* pool, 
     n.thread_scratch = PooledRows::bytes(*pool, op.shape.width, stride, 1) + kPart;
   else if (!stores_floats)
     n.thread_scratch = pixels * stride * kFloat + kPart;
-  n.thread_scratch += pixels * rest * kByteGroup + kPart;
+  n.thread_scratch += 2 * pixels * rest * kByteGroup + kPart;  // with a pool, of two rows
   return n;
 }
 

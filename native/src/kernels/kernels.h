@@ -175,6 +175,35 @@ struct ByteGather {
 };
 constexpr int kGatherStep = 8;
 
+// Two rows of an 8-bit convolution with a max pool of 3 x 3, stride 2 and padding 1 after it. Window x of row y of the pool has the
+// largest sums of two by two pixels of rows 2 y and 2 y + 1, of the odd column before them, and of row 2 y - 1 above all these:
+//
+//     row 2 y - 1      o e o          from the call before, in `partial`
+//     row 2 y          o e o
+//     row 2 y + 1      o e o          with the same columns they become the next row's `partial`
+//
+// The result is float((largest ^ flip) + plus) * scale, in which the conversion and the product are rounded. If a filter's scale
+// is negative, its weights here are negated. Then flip is -1 (otherwise 0), and `plus` restores the sign of the sum. It also has
+// -minus of ByteTile. Gathered steps, weights and filters are those of ByteTile.
+struct BytePoolRow {
+  const uint8_t* input[2] = {};  // the first window of each row; both are the same if there is no second row
+  int64_t right = 0;             // bytes to the next window
+  int pixels = 0;                // of a row of the convolution
+  const int64_t* steps = nullptr;
+  int step_count = 0;
+  const uint8_t* rest[2] = {};
+  int rest_count = 0;
+  int64_t rest_stride = 0;
+  const int8_t* weights = nullptr;
+  const int32_t *flip = nullptr, *plus = nullptr;
+  const float* scale = nullptr;
+  int filters = 0;             // multiple of 8, at most 64
+  int32_t* partial = nullptr;  // of each window, 64-byte aligned
+  int64_t partial_stride = 0;
+  float* out = nullptr;  // null: only `partial` is wanted
+  int64_t out_stride = 0;
+};
+
 // ------------------------------------------------------------------------------- float convolution, 7 x 7 with stride 2
 // See stem.h for the idea, a picture, and the order of operations.
 constexpr int kStemTiles = 6;   // tiles of two by two outputs, at most
@@ -323,6 +352,8 @@ struct Kernels {
   // and the image's width are multiples of popcount_pixels(). If null, both are used.
   void (*popcount_epilogue)(const EpilogueParams&, const EpilogueTarget&, const Counts&, const PopcountTile&, int first, int last,
                             int channel) = nullptr;
+
+  void (*byte_pool_row)(const BytePoolRow&) = nullptr;  // If null, the pool runs after byte_tile.
 };
 
 // Null if this build or this CPU lacks the set.
