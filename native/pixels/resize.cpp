@@ -34,9 +34,9 @@ constexpr int32_t HALF = 1 << (BITS - 1);
 // AVX2 multiplies numbers of 16 bits, so it needs a weight as high · 2^11 + low.
 constexpr int LOW_BITS = 11;
 constexpr int32_t LOW_MASK = (1 << LOW_BITS) - 1;
-constexpr int GROUP = 4;     // columns, and the weights of a column, are padded with zeros to a multiple
+constexpr int GROUP = 4;  // columns, and the weights of a column, are padded with zeros to a multiple
 constexpr int CHANNELS = 3;
-constexpr int PADDING = 32;  // bytes that vectors may read or write after a row
+constexpr int PADDING = 32;           // bytes that vectors may read or write after a row
 constexpr int32_t LONGEST = 1 << 24;  // of a side, in pixels
 
 enum Status { DONE = 0, BAD_ARGUMENTS = 1, NO_MEMORY = 2 };
@@ -68,9 +68,9 @@ struct Scale {
 
 // Which inputs each output of one axis sums, and their weights.
 struct Axis {
-  int32_t count;   // outputs
-  int32_t most;    // the largest number of inputs of an output
-  int32_t stride;  // weights per output, padded with zeros
+  int32_t count;                       // outputs
+  int32_t most;                        // the largest number of inputs of an output
+  int32_t stride;                      // weights per output, padded with zeros
   std::unique_ptr<int32_t[]> first;    // input of each output, padded
   std::unique_ptr<int32_t[]> inputs;   // number of inputs of each output
   std::unique_ptr<int32_t[]> weights;  // count × stride
@@ -175,8 +175,8 @@ std::unique_ptr<int16_t[]> split_weights(const Axis& axis) {
 // The three sums of a column: those of inputs 0, 1, 4, 5, ... in the lower half, the others in the upper half.
 UNFLIP_AVX2 inline __m256i column_sums(const uint8_t* pixel, const int16_t* split, int32_t groups) {
   // Each channel of two neighbors side by side, as numbers of 16 bits: inputs 0 and 1 below, 2 and 3 above.
-  const __m256i pairs = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
-                                         6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
+  const __m256i pairs = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1, 6, -1, 9, -1, 7, -1, 10, -1, 8,
+                                         -1, 11, -1, -1, -1, -1, -1);
   __m256i high = _mm256_setzero_si256(), low = high;
   for (int32_t g = 0; g < groups; ++g, pixel += GROUP * CHANNELS, split += 32) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(pixel));
@@ -194,8 +194,8 @@ UNFLIP_AVX2 inline __m256i finish(__m256i sums) {
 
 // Rounds and stores four pixels: 0 and 2 in one vector, 1 and 3 in the other.
 UNFLIP_AVX2 inline void store_four(__m256i even, __m256i odd, uint8_t* out) {
-  const __m256i pixels = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
-                                          0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i pixels = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 1, 2, 4, 5, 6, -1, -1, -1,
+                                          -1, -1, -1, -1, -1, -1, -1);
   const __m256i words = _mm256_packs_epi32(finish(even), finish(odd));  // 0, 1 in one half and 2, 3 in the other
   const __m256i bytes = _mm256_shuffle_epi8(_mm256_packus_epi16(words, words), pixels);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(bytes));
@@ -204,16 +204,14 @@ UNFLIP_AVX2 inline void store_four(__m256i even, __m256i odd, uint8_t* out) {
 
 // Two columns with at most two inputs each.
 UNFLIP_AVX2 inline __m256i pair_sums(const uint8_t* one, const uint8_t* other, const int16_t* split) {
-  const __m256i pairs = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
-                                         0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
-  const __m256i bytes = _mm256_inserti128_si256(
-      _mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(one))),
-      _mm_loadl_epi64(reinterpret_cast<const __m128i*>(other)), 1);
+  const __m256i pairs = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1, 0, -1, 3, -1, 1, -1, 4, -1, 2,
+                                         -1, 5, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(one))),
+                                                _mm_loadl_epi64(reinterpret_cast<const __m128i*>(other)), 1);
   const __m256i values = _mm256_shuffle_epi8(bytes, pairs);
   const __m256i* weights = reinterpret_cast<const __m256i*>(split);
-  return _mm256_add_epi32(
-      _mm256_slli_epi32(_mm256_madd_epi16(values, _mm256_loadu_si256(weights)), LOW_BITS),
-      _mm256_madd_epi16(values, _mm256_loadu_si256(weights + 1)));
+  return _mm256_add_epi32(_mm256_slli_epi32(_mm256_madd_epi16(values, _mm256_loadu_si256(weights)), LOW_BITS),
+                          _mm256_madd_epi16(values, _mm256_loadu_si256(weights + 1)));
 }
 
 UNFLIP_AVX2 void columns_by_pairs(const uint8_t* row, const Axis& axis, const int16_t* split, uint8_t* out) {
@@ -234,11 +232,10 @@ UNFLIP_AVX2 void columns_by_four(const uint8_t* row, const Axis& axis, const int
       const size_t column = static_cast<size_t>(i) + j;
       sums[j] = column_sums(row + axis.first[column] * size_t{CHANNELS}, split + column * groups * 32, groups);
     }
-    store_four(_mm256_add_epi32(_mm256_permute2x128_si256(sums[0], sums[2], 0x20),
-                                _mm256_permute2x128_si256(sums[0], sums[2], 0x31)),
-               _mm256_add_epi32(_mm256_permute2x128_si256(sums[1], sums[3], 0x20),
-                                _mm256_permute2x128_si256(sums[1], sums[3], 0x31)),
-               out);
+    store_four(
+        _mm256_add_epi32(_mm256_permute2x128_si256(sums[0], sums[2], 0x20), _mm256_permute2x128_si256(sums[0], sums[2], 0x31)),
+        _mm256_add_epi32(_mm256_permute2x128_si256(sums[1], sums[3], 0x20), _mm256_permute2x128_si256(sums[1], sums[3], 0x31)),
+        out);
   }
 }
 
@@ -255,8 +252,7 @@ UNFLIP_AVX2 inline __m256i sixteen(const uint8_t* bytes) {
 
 // 16 bytes at `x`: rows are added in pairs, because madd sums two products.
 template <int32_t COUNT>  // rows; 0: any number
-UNFLIP_AVX2 inline void add_rows(const uint8_t* const* rows, const int32_t* weights, int32_t count, size_t x,
-                                 uint8_t* out) {
+UNFLIP_AVX2 inline void add_rows(const uint8_t* const* rows, const int32_t* weights, int32_t count, size_t x, uint8_t* out) {
   if (COUNT) count = COUNT;
   __m256i high[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
   __m256i low[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -279,14 +275,13 @@ UNFLIP_AVX2 inline void add_rows(const uint8_t* const* rows, const int32_t* weig
 }
 
 template <int32_t COUNT>
-UNFLIP_AVX2 void rows_by_sixteen(const uint8_t* const* rows, const int32_t* weights, int32_t count, size_t length,
-                                 uint8_t* out) {
+UNFLIP_AVX2 void rows_by_sixteen(const uint8_t* const* rows, const int32_t* weights, int32_t count, size_t length, uint8_t* out) {
   for (size_t x = 0; x + 16 <= length; x += 16) add_rows<COUNT>(rows, weights, count, x, out);
-  if (length % 16) add_rows<COUNT>(rows, weights, count, length - 16, out);  // the last 16 bytes; some of them were written before
+  if (length % 16)
+    add_rows<COUNT>(rows, weights, count, length - 16, out);  // the last 16 bytes; some of them were written before
 }
 
-UNFLIP_AVX2 void rows_avx2(const uint8_t* const* rows, const int32_t* weights, int32_t count, size_t length,
-                           uint8_t* out) {
+UNFLIP_AVX2 void rows_avx2(const uint8_t* const* rows, const int32_t* weights, int32_t count, size_t length, uint8_t* out) {
   if (length < 16) return rows_plain(rows, weights, count, length, out);
   if (count == 2) return rows_by_sixteen<2>(rows, weights, count, length, out);
   if (count == 3) return rows_by_sixteen<3>(rows, weights, count, length, out);
@@ -321,13 +316,10 @@ struct Task {
 class Resizer {
  public:
   explicit Resizer(const Task& task)
-      : task_(task),
-        across_(make_axis(task.width, task.out_width, task.window_left, task.window_width, task.flip)),
+      : task_(task), across_(make_axis(task.width, task.out_width, task.window_left, task.window_width, task.flip)),
         down_(make_axis(task.height, task.out_height, task.window_top, task.window_height, false)),
-        columns_change_(task.width != task.out_width || task.flip),
-        rows_change_(task.height != task.out_height),
-        in_length_(static_cast<size_t>(task.width) * CHANNELS),
-        length_(static_cast<size_t>(task.window_width) * CHANNELS),
+        columns_change_(task.width != task.out_width || task.flip), rows_change_(task.height != task.out_height),
+        in_length_(static_cast<size_t>(task.width) * CHANNELS), length_(static_cast<size_t>(task.window_width) * CHANNELS),
         rows_(zeros<const uint8_t*>(down_.most)) {
     if (!columns_change_) return;
     if (task.avx2) split_ = split_weights(across_);
@@ -378,9 +370,7 @@ class Resizer {
     for (int32_t k = 0; first + k < end; ++k) rows_[k] = &kept_[(first + k) % down_.most * kept_length_];
   }
 
-  void resize_columns(uint8_t* to) const {
-    (task_.avx2 ? columns_avx2 : columns_plain)(row_.get(), across_, split_.get(), to);
-  }
+  void resize_columns(uint8_t* to) const { (task_.avx2 ? columns_avx2 : columns_plain)(row_.get(), across_, split_.get(), to); }
 
   void sum_rows(int32_t y, size_t length, uint8_t* to) const {
     const int32_t* weights = &down_.weights[static_cast<size_t>(y) * down_.stride];
@@ -416,11 +406,11 @@ bool fits(int32_t size) { return 0 < size && size <= LONGEST; }
 // `rows_first`: whether rows are resized before columns, which can change a value by 1; Pillow 13 chooses.
 // `instructions`: 0 for the best of this CPU, 1 for plain C++, 2 for AVX2.
 // Returns 0, 1 for arguments that make no sense (or instructions that the CPU does not have), 2 if memory runs out.
-extern "C" UNFLIP_API int unflip_resize_rgb(
-    const uint8_t* pixels, int64_t stride, int32_t width, int32_t height, int32_t left, int32_t top, int32_t right,
-    int32_t bottom, int32_t out_width, int32_t out_height, int32_t window_left, int32_t window_top,
-    int32_t window_width, int32_t window_height, int32_t flip, int32_t rows_first, int32_t instructions,
-    uint8_t* out, int64_t out_stride) noexcept {
+extern "C" UNFLIP_API int unflip_resize_rgb(const uint8_t* pixels, int64_t stride, int32_t width, int32_t height, int32_t left,
+                                            int32_t top, int32_t right, int32_t bottom, int32_t out_width, int32_t out_height,
+                                            int32_t window_left, int32_t window_top, int32_t window_width, int32_t window_height,
+                                            int32_t flip, int32_t rows_first, int32_t instructions, uint8_t* out,
+                                            int64_t out_stride) noexcept {
   if (!pixels || !out || !fits(width) || !fits(height) || !fits(out_width) || !fits(out_height)) return BAD_ARGUMENTS;
   if (!fits(window_width) || !fits(window_height)) return BAD_ARGUMENTS;
   if (!inside(left, right, width) || !inside(top, bottom, height)) return BAD_ARGUMENTS;
@@ -432,8 +422,8 @@ extern "C" UNFLIP_API int unflip_resize_rgb(
   try {
     const uint8_t* corner = pixels + top * stride + int64_t{left} * CHANNELS;
     const bool avx2 = instructions != PLAIN && has_avx2();
-    const Task task{corner, stride, right - left, bottom - top, out_width, out_height, window_left, window_top,
-                    window_width, window_height, flip != 0, rows_first != 0, avx2, out, out_stride};
+    const Task task{corner,       stride,        right - left, bottom - top,    out_width, out_height, window_left, window_top,
+                    window_width, window_height, flip != 0,    rows_first != 0, avx2,      out,        out_stride};
     Resizer(task).run();
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;

@@ -18,8 +18,9 @@ namespace unflip {
 namespace {
 
 const Kernels* find_kernels(const std::string& isa) {
-  for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels(), wasm_kernels(), portable_kernels(),
-                           avx2_intrinsics_kernels(), neon_base_kernels(), portable_look_up_kernels(), portable_popcount_kernels()})
+  for (const Kernels* k :
+       {avx512_kernels(), avx2_kernels(), neon_kernels(), wasm_kernels(), portable_kernels(), avx2_intrinsics_kernels(),
+        neon_base_kernels(), portable_look_up_kernels(), portable_popcount_kernels()})
     if (k && (isa.empty() || isa == k->name)) return k;
   fail("instruction set '" + isa + "' is not supported by this build or this CPU");
 }
@@ -208,8 +209,7 @@ class EngineImpl : public Engine {
   std::unique_ptr<Task> make_dense_conv(const Op& op, std::unique_ptr<Epilogue> epilogue, const Op* pool,
                                         std::unique_ptr<Epilogue> pool_epilogue, int jobs) const {
     const int input = op.inputs[0];
-    if (!op.conv.int8)
-      return make_float_conv(op, input, plan_.values, std::move(epilogue), pool, std::move(pool_epilogue), jobs);
+    if (!op.conv.int8) return make_float_conv(op, input, plan_.values, std::move(epilogue), pool, std::move(pool_epilogue), jobs);
     return make_byte_conv(op, graph_.ops[input - 1].range, input, plan_.values, std::move(epilogue), pool,
                           std::move(pool_epilogue), kernels_, jobs);
   }

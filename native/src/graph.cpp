@@ -17,9 +17,9 @@ namespace {
 constexpr int kMaxSize = 65'536;         // of height, width, and everything measured along them
 constexpr int kMaxChannels = 1'048'576;  // large, because a flattened image has many
 constexpr size_t kMaxOps = 100'000;
-constexpr int64_t kMaxElements = int64_t{1} << 28;  // of a value
-constexpr int64_t kMaxSigns = int64_t{1} << 34;     // as many as fit into a file
-constexpr int64_t kMaxWeights = int64_t{1} << 24;   // of a filter: sums of as many bits are exact in float32
+constexpr int64_t kMaxElements = int64_t{1} << 28;     // of a value
+constexpr int64_t kMaxSigns = int64_t{1} << 34;        // as many as fit into a file
+constexpr int64_t kMaxWeights = int64_t{1} << 24;      // of a filter: sums of as many bits are exact in float32
 constexpr int64_t kMaxByteWeights = int64_t{1} << 16;  // of a filter: sums of as many products of bytes fit 32 bits
 constexpr int64_t kMaxBases = 64;
 constexpr size_t kMaxName = 4096;
@@ -745,8 +745,8 @@ class Loader {
   const LoadOptions& options_;
   Graph graph_;
   std::set<std::string_view> used_;  // names in container_
-  bool measuring_ = true;  // count the bytes of tensors, but do not copy them
-  Size bytes_ = 0;         // of the graph's copies of tensors
+  bool measuring_ = true;            // count the bytes of tensors, but do not copy them
+  Size bytes_ = 0;                   // of the graph's copies of tensors
 };
 
 }  // namespace

@@ -329,9 +329,8 @@ int unflip_outputs(const unflip_model* model) {
 }
 
 const char* unflip_output_name(const unflip_model* model, int output) {
-  return property(model, "", [&](const unflip_model& m) {
-    return checked(m.engine->graph().outputs, output, "output").name.c_str();
-  });
+  return property(model, "",
+                  [&](const unflip_model& m) { return checked(m.engine->graph().outputs, output, "output").name.c_str(); });
 }
 
 int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]) {

@@ -51,7 +51,7 @@ unsigned watch_forks() {
 // Each thread has its own share of the jobs: neighbouring ones, the same in every run of as many jobs. So a thread finds in its cache
 // what it wrote in the layer before. Cores that are far apart need 100 ns or more to pass a cache line, so all that a thread waits for
 // is in one line, and it counts in another one. A thread without jobs takes the last ones of others.
-struct alignas(128) Share {  // two lines, because CPUs fetch them in pairs
+struct alignas(128) Share {        // two lines, because CPUs fetch them in pairs
   std::atomic<uint64_t> range{0};  // the first job that is left, and the end in the upper half
   void (*work)(void*, int, int) = nullptr;
   void* context = nullptr;

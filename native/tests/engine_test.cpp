@@ -581,7 +581,8 @@ class Builder {
     const int64_t count = int64_t{o.filters} * c.channels * o.kernel.h * o.kernel.w;
     if (graph.is_bytes(x)) {
       c.int8 = true;
-      for (int64_t i = 0; i < count; i++) c.bytes.push_back(static_cast<int8_t>(r.chance(10) ? r.pick({-127, 127}) : r.in(-127, 127)));
+      for (int64_t i = 0; i < count; i++)
+        c.bytes.push_back(static_cast<int8_t>(r.chance(10) ? r.pick({-127, 127}) : r.in(-127, 127)));
       for (int i = 0; i < o.filters; i++) c.scales.push_back(r.power() / 1024);
       return op;
     }
@@ -1379,7 +1380,8 @@ bool check_bytes() {
     }
     b.add(image);
     Builder::ConvOptions o = b.random_conv(1, 80);
-    if (i % 3 == 2 && channels <= 4) o.kernel = {7, 7}, o.stride = {2, 2}, o.dilation = {1, 1}, o.groups = 1, o.bottom += 6, o.right += 6;
+    if (i % 3 == 2 && channels <= 4)
+      o.kernel = {7, 7}, o.stride = {2, 2}, o.dilation = {1, 1}, o.groups = 1, o.bottom += 6, o.right += 6;
     if (largest) o = Builder::ConvOptions(), o.kernel = {2, 2}, o.top = o.left = o.bottom = o.right = 0;
     Op op = b.conv_op(1, o, false);
     for (float& s : op.conv.scales) s = r.real();

@@ -14,24 +14,23 @@ using std::int32_t;
 using std::int64_t;
 using std::uint8_t;
 
-extern "C" int unflip_resize_rgb(const uint8_t*, int64_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
-                                 int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, uint8_t*,
-                                 int64_t) noexcept;
+extern "C" int unflip_resize_rgb(const uint8_t*, int64_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
+                                 int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, uint8_t*, int64_t) noexcept;
 
 namespace {
 
 struct Case {
-  int32_t width, height, left, top, right, bottom, out_width, out_height, window_left, window_top, window_width,
-      window_height, flip, rows_first;
+  int32_t width, height, left, top, right, bottom, out_width, out_height, window_left, window_top, window_width, window_height,
+      flip, rows_first;
 };
 
 using Bytes = std::vector<uint8_t>;
 
 void require(bool right, const char* what, const Case& c) {
   if (right) return;
-  std::printf("%s: %d x %d, box %d %d %d %d to %d x %d, window %d %d %d %d, flip %d, rows first %d\n", what, c.width,
-              c.height, c.left, c.top, c.right, c.bottom, c.out_width, c.out_height, c.window_left, c.window_top,
-              c.window_width, c.window_height, c.flip, c.rows_first);
+  std::printf("%s: %d x %d, box %d %d %d %d to %d x %d, window %d %d %d %d, flip %d, rows first %d\n", what, c.width, c.height,
+              c.left, c.top, c.right, c.bottom, c.out_width, c.out_height, c.window_left, c.window_top, c.window_width,
+              c.window_height, c.flip, c.rows_first);
   std::exit(1);
 }
 
@@ -60,11 +59,15 @@ Bytes expected(const Bytes& pixels, const Case& c) {
     for (int32_t j = 0; j < c.window_width; ++j) {
       const int32_t y = c.window_top + i, x = c.window_left + (c.flip ? c.window_width - 1 - j : j);
       for (int32_t channel = 0; channel < 3; ++channel) {
-        found.push_back(c.rows_first ? weighted(width, c.out_width, x, [&](int32_t from_x) {
-          return weighted(height, c.out_height, y, [&](int32_t from_y) { return pixel(from_x, from_y, channel); });
-        }) : weighted(height, c.out_height, y, [&](int32_t from_y) {
-          return weighted(width, c.out_width, x, [&](int32_t from_x) { return pixel(from_x, from_y, channel); });
-        }));
+        found.push_back(c.rows_first ? weighted(width, c.out_width, x,
+                                                [&](int32_t from_x) {
+                                                  return weighted(height, c.out_height, y,
+                                                                  [&](int32_t from_y) { return pixel(from_x, from_y, channel); });
+                                                })
+                                     : weighted(height, c.out_height, y, [&](int32_t from_y) {
+                                         return weighted(width, c.out_width, x,
+                                                         [&](int32_t from_x) { return pixel(from_x, from_y, channel); });
+                                       }));
       }
     }
   }
@@ -72,9 +75,9 @@ Bytes expected(const Bytes& pixels, const Case& c) {
 }
 
 int call(const Bytes& pixels, const Case& c, int32_t instructions, Bytes& out) {
-  return unflip_resize_rgb(pixels.data(), int64_t{c.width} * 3, c.width, c.height, c.left, c.top, c.right, c.bottom,
-                           c.out_width, c.out_height, c.window_left, c.window_top, c.window_width, c.window_height,
-                           c.flip, c.rows_first, instructions, out.data(), int64_t{c.window_width} * 3);
+  return unflip_resize_rgb(pixels.data(), int64_t{c.width} * 3, c.width, c.height, c.left, c.top, c.right, c.bottom, c.out_width,
+                           c.out_height, c.window_left, c.window_top, c.window_width, c.window_height, c.flip, c.rows_first,
+                           instructions, out.data(), int64_t{c.window_width} * 3);
 }
 
 }  // namespace
@@ -117,16 +120,16 @@ int main() {
   const Case whole{4, 4, 0, 0, 4, 4, 8, 8, 0, 0, 8, 8, 0, 0};
   Bytes pixels(48), out(192);
   require(call(pixels, whole, 0, out) == 0, "refused", whole);
-  for (int32_t Case::*field : {&Case::width, &Case::height, &Case::right, &Case::bottom, &Case::out_width,
-                               &Case::out_height, &Case::window_width, &Case::window_height}) {
+  for (int32_t Case::* field : {&Case::width, &Case::height, &Case::right, &Case::bottom, &Case::out_width, &Case::out_height,
+                                &Case::window_width, &Case::window_height}) {
     for (const int32_t value : {0, -1, INT32_MIN}) {
       Case wrong = whole;
       wrong.*field = value;
       require(call(pixels, wrong, 0, out) == 1, "not refused", wrong);
     }
   }
-  for (int32_t Case::*field : {&Case::left, &Case::top, &Case::right, &Case::bottom, &Case::window_left,
-                               &Case::window_top, &Case::window_width, &Case::window_height}) {
+  for (int32_t Case::* field : {&Case::left, &Case::top, &Case::right, &Case::bottom, &Case::window_left, &Case::window_top,
+                                &Case::window_width, &Case::window_height}) {
     for (const int32_t value : {9, INT32_MAX, -1}) {
       Case wrong = whole;
       wrong.*field = value;

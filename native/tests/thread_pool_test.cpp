@@ -119,12 +119,8 @@ int main() {
   const struct {
     const char* name;
     bool (*check)();
-  } checks[] = {{"many sizes", many_sizes},
-                {"after sleep", after_sleep},
-                {"many callers", many_callers},
-                {"short lives", short_lives},
-                {"overhead", overhead_is_measured},
-                {"after a fork", after_fork}};
+  } checks[] = {{"many sizes", many_sizes},   {"after sleep", after_sleep},       {"many callers", many_callers},
+                {"short lives", short_lives}, {"overhead", overhead_is_measured}, {"after a fork", after_fork}};
   for (const auto& [name, check] : checks) {
     if (check()) continue;
     std::printf("wrong: %s\n", name);

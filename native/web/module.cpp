@@ -50,8 +50,8 @@ void ThreadPool::run(int jobs, void (*work)(void* context, int job, int thread),
 }
 
 // Not part of the modules: no kernels there prefer it.
-std::unique_ptr<Task> make_popcount_conv(const Op&, const Quantizer&, int, const std::vector<ValueInfo>&, std::unique_ptr<Epilogue>,
-                                         const Kernels&, int) {
+std::unique_ptr<Task> make_popcount_conv(const Op&, const Quantizer&, int, const std::vector<ValueInfo>&,
+                                         std::unique_ptr<Epilogue>, const Kernels&, int) {
   fail("convolution by popcount is not part of this module");
 }
 
@@ -121,12 +121,15 @@ void make_buffers(Network& network) {
   const Graph& graph = network.engine->graph();
   network.input.resize(static_cast<size_t>(graph.input.size()));
   if (network.engine->takes_pixels()) network.pixels.resize(network.input.size());
-  for (size_t o = 0; o < graph.outputs.size(); o++) network.outputs.emplace_back(static_cast<size_t>(graph.output_shape(o).size()));
+  for (size_t o = 0; o < graph.outputs.size(); o++)
+    network.outputs.emplace_back(static_cast<size_t>(graph.output_shape(o).size()));
   network.seconds.resize(graph.ops.size());
   network.description = described(network);
 }
 
-int64_t limit_of(double given, int64_t otherwise) { return given > 0 ? static_cast<int64_t>(std::fmin(given, 0x1p62)) : otherwise; }
+int64_t limit_of(double given, int64_t otherwise) {
+  return given > 0 ? static_cast<int64_t>(std::fmin(given, 0x1p62)) : otherwise;
+}
 
 }  // namespace
 }  // namespace unflip

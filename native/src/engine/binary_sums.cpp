@@ -149,8 +149,7 @@ void BinarySums::term_base(const SumTerm& term, Taps rows, Taps columns, float* 
   std::vector<int32_t> signs(stride_, 0);
   if (needs_signs_) inside_signs(rows, columns, term.base, 1, signs.data());
   const int64_t first = int64_t{term.base} * stride_;
-  for (int o = 0; o < stride_; o++)
-    out[o] = static_cast<float>(term.ones_times * ones_[first + o] + term.signs_times * signs[o]);
+  for (int o = 0; o < stride_; o++) out[o] = static_cast<float>(term.ones_times * ones_[first + o] + term.signs_times * signs[o]);
 }
 
 int32_t BinarySums::window_number(const SumTerm& term, const int32_t* plane_sums) const {

@@ -146,9 +146,9 @@ class ByteConv : public Task {
   int input_, width_;
   int channels_, groups_, group_filters_;
   std::unique_ptr<Epilogue> epilogue_;
-  std::unique_ptr<PooledRows> pooled_;        // if there is a pool
-  Cut pixel_cut_, block_cut_;                 // otherwise
-  int64_t rest_at_ = 0, rest_stride_ = 0;     // of gathered steps, in a thread's scratch
+  std::unique_ptr<PooledRows> pooled_;     // if there is a pool
+  Cut pixel_cut_, block_cut_;              // otherwise
+  int64_t rest_at_ = 0, rest_stride_ = 0;  // of gathered steps, in a thread's scratch
 };
 
 }  // namespace
@@ -160,8 +160,7 @@ std::unique_ptr<Task> make_byte_conv(const Op& op, const ByteRange& range, int i
     return make_whole_stem_conv(op, range, input, values, std::move(epilogue), pool, std::move(pool_epilogue), jobs);
   if (pool && pools_sums(op, *epilogue, *pool, kernels))
     return make_byte_pool_conv(op, range, input, values, std::move(pool_epilogue), kernels, jobs);
-  return std::make_unique<ByteConv>(op, range, input, values, std::move(epilogue), pool, std::move(pool_epilogue), kernels,
-                                    jobs);
+  return std::make_unique<ByteConv>(op, range, input, values, std::move(epilogue), pool, std::move(pool_epilogue), kernels, jobs);
 }
 
 }  // namespace unflip

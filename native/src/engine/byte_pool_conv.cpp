@@ -17,7 +17,8 @@ class BytePoolConv : public Task {
   BytePoolConv(const Op& conv, const ByteRange& range, int input, const std::vector<ValueInfo>& values,
                std::unique_ptr<Epilogue> epilogue, const Kernels& kernels, int jobs)
       : weights_(conv, range, values[input], kernels), input_(input), in_(conv.shape), epilogue_(std::move(epilogue)),
-        cut_(epilogue_->shape().height, jobs > 1 ? std::max(2, jobs / 3) : 1, 1) {  // a job's first row costs twice, so jobs are few
+        cut_(epilogue_->shape().height, jobs > 1 ? std::max(2, jobs / 3) : 1,
+             1) {  // a job's first row costs twice, so jobs are few
     flip_negative();
     const int64_t width = epilogue_->shape().width, filters = weights_.group_blocks() * kFloatBlock;
     partial_stride_ = filters;

@@ -56,11 +56,11 @@ class CountEpilogue {
   const CodeLayout& layout_;
   const Kernels& kernels_;
 
-  int window_terms_ = 0;            // the number of window terms; they are the last of the sum's terms
-  std::vector<int64_t> base_at_;    // for each other term: its position in base_table_
+  int window_terms_ = 0;             // the number of window terms; they are the last of the sum's terms
+  std::vector<int64_t> base_at_;     // for each other term: its position in base_table_
   AlignedVector<float> base_table_;  // for each term [border class][stride], or [stride] if the border makes no difference
-  std::vector<float> multiples_;    // the factor of each plane's counts
-  std::vector<uint16_t> class_of_;  // for each output pixel
+  std::vector<float> multiples_;     // the factor of each plane's counts
+  std::vector<uint16_t> class_of_;   // for each output pixel
 };
 
 }  // namespace unflip

@@ -12,7 +12,6 @@
 namespace unflip {
 namespace {
 
-
 class DepthwiseConv : public Task {
  public:
   DepthwiseConv(const Op& op, const std::vector<float>& weight, int input, const std::vector<ValueInfo>& values,
@@ -123,8 +122,8 @@ class DepthwiseConv : public Task {
   Window window_;
   int input_, input_stride_;
   std::unique_ptr<Epilogue> epilogue_;
-  AlignedVector<float> weights_;  // [tap][channel]
-  AlignedVector<float> zeros_;    // for all pixels of a call
+  AlignedVector<float> weights_;        // [tap][channel]
+  AlignedVector<float> zeros_;          // for all pixels of a call
   int middle_ = 0, middle_count_ = 0;   // columns whose windows are inside the image horizontally
   std::vector<int> ends_;               // the others
   std::unique_ptr<PooledRows> pooled_;  // if there is a pool

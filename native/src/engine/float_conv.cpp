@@ -280,8 +280,7 @@ std::unique_ptr<Task> make_float_conv(const Op& op, int input, const std::vector
                                       std::unique_ptr<Epilogue> epilogue, const Op* pool, std::unique_ptr<Epilogue> pool_epilogue,
                                       int jobs) {
   if (is_stem(op))
-    return make_stem_conv(op, dense_weights(op.conv), input, values, std::move(epilogue), pool, std::move(pool_epilogue),
-                          jobs);
+    return make_stem_conv(op, dense_weights(op.conv), input, values, std::move(epilogue), pool, std::move(pool_epilogue), jobs);
   if (is_depthwise(op))
     return make_depthwise_conv(op, dense_weights(op.conv), input, values, std::move(epilogue), pool, std::move(pool_epilogue),
                                jobs);

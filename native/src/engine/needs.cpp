@@ -23,8 +23,8 @@ namespace unflip {
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
-constexpr int64_t kGrowth = 3;    // a vector that grows has its old and its doubled memory at the same time
-constexpr int64_t kPart = 64;     // alignment of the parts of a scratch
+constexpr int64_t kGrowth = 3;              // a vector that grows has its old and its doubled memory at the same time
+constexpr int64_t kPart = 64;               // alignment of the parts of a scratch
 constexpr int64_t kProcessBytes = 4 << 20;  // code and tables that are touched for the first time, and what the kernel rounds
 constexpr int64_t kOpBytes = 4096, kStepBytes = 1024, kInputBytes = 512;  // objects and their small vectors
 
@@ -80,8 +80,8 @@ struct CodeConv {
   void add_epilogue(TaskNeeds& n, int64_t strip, int64_t channels) const {
     const int64_t classes = quantizer.offset != 0 ? border_classes(window) : 1;
     n.kept += pixels * 2 + Size(bases) * (classes + planes) * stride * kFloat + kGrowth * Size(terms) * 8;
-    n.thread_scratch += Size(terms) * sizeof(CountTerm) + Size(strip) * (channels + planes + 1) * kFloat +
-                        Size(layout.columns) * planes * 4;
+    n.thread_scratch +=
+        Size(terms) * sizeof(CountTerm) + Size(strip) * (channels + planes + 1) * kFloat + Size(layout.columns) * planes * 4;
     n.load_work += pixels + Size(bases) * (classes + planes) * stride;
   }
 
@@ -94,8 +94,7 @@ struct CodeConv {
     const bool in_rows = pairs_rows(window, conv.groups);
     n.kept += Size(bases) * conv.groups * row * (in_rows ? paired : copied) * 3 + kGrowth * Size(conv.groups) * blocks * 64;
     const Size rows = Size((window.out.height + 1) / 2) * window.stride.h + Size(window.kernel.h) * window.dilation.h;
-    const Size numbers =
-        in_rows ? rows * (Size(window.columns()) * nibbles + 32) + 32 : (pixels / 2 + 1) * (3 * copied + 32);
+    const Size numbers = in_rows ? rows * (Size(window.columns()) * nibbles + 32) + 32 : (pixels / 2 + 1) * (3 * copied + 32);
     n.scratch = planes * numbers * sizeof(uint16_t) + 256;
     n.thread_scratch = 2 * (taps * layout.pixel_bytes + 16 + kPart) + Size(bases) * planes * 6144 * sizeof(uint16_t) + kPart;
     add_epilogue(n, 64, 64);
@@ -254,8 +253,8 @@ class Estimate {
 
  private:
   static void add_objects(const Op& op, Needs& all) {
-    all.load_memory += kOpBytes + kStepBytes * Size(op.steps.size()) + kInputBytes * Size(op.inputs.size()) +
-                       4 * Size(op.name.size());
+    all.load_memory +=
+        kOpBytes + kStepBytes * Size(op.steps.size()) + kInputBytes * Size(op.inputs.size()) + 4 * Size(op.name.size());
     all.load_work += 2000 + 500 * Size(op.steps.size()) + 200 * Size(op.inputs.size());
   }
 
@@ -375,7 +374,7 @@ Size op_work(const Graph& graph, const Op& op) {
     case OpKind::LogSoftmax: return work + elements * 40;  // 14 divisions
     case OpKind::Activation: return work + elements * 20;
     case OpKind::Normalize: return work + elements * 48;  // reads three times, each time from another page if groups are small
-    case OpKind::MeanAbs: return work + elements * 32;  // of small groups: each is read from another page
+    case OpKind::MeanAbs: return work + elements * 32;    // of small groups: each is read from another page
     default: return work + elements * 4;
   }
 }

@@ -274,9 +274,9 @@ class Planner {
   const Kernels& kernels_;
   std::vector<bool> returned_;  // values that are outputs: they are stored and keep their memory to the end
   std::vector<bool> needed_;
-  std::vector<std::vector<int>> users_;  // ops that read a value
-  std::vector<bool> done_;               // ops that are fused into another
-  Holes holes_;                          // free memory in the arena: offset and size
+  std::vector<std::vector<int>> users_;            // ops that read a value
+  std::vector<bool> done_;                         // ops that are fused into another
+  Holes holes_;                                    // free memory in the arena: offset and size
   std::set<std::pair<int64_t, int64_t>> by_size_;  // the same: size and offset
   Plan plan_;
 };

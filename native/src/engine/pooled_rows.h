@@ -22,12 +22,14 @@ class PooledRows {
         pooled_row_(int64_t{pool.shape.width} * conv.stride()) {
     // Threads share the pool's rows. At the boundary of two jobs, some rows of the convolution are computed twice, so jobs are few.
     // A job has at least as many rows of its own, so that tall windows do not multiply the work.
-    cut_ = Cut(pool.shape.height, jobs > 1 ? std::max(2, jobs / 3) : 1, std::max(1, (pool.pool.kernel.h - 1) / pool.pool.stride.h));
+    cut_ =
+        Cut(pool.shape.height, jobs > 1 ? std::max(2, jobs / 3) : 1, std::max(1, (pool.pool.kernel.h - 1) / pool.pool.stride.h));
   }
 
   // Of a thread's scratch, from its start. stride: floats of a pixel.
   static int64_t bytes(const Op& pool, int64_t conv_width, int64_t stride, int grain) {
-    return (grain * conv_width + open_rows(pool, grain) * int64_t{pool.shape.width}) * stride * static_cast<int64_t>(sizeof(float));
+    return (grain * conv_width + open_rows(pool, grain) * int64_t{pool.shape.width}) * stride *
+           static_cast<int64_t>(sizeof(float));
   }
   int64_t bytes() const { return (grain_ * row_ + open_ * pooled_row_) * static_cast<int64_t>(sizeof(float)); }
 
@@ -43,7 +45,9 @@ class PooledRows {
 
  private:
   // Rows of the pool that are not finished at the same time.
-  static int64_t open_rows(const Op& pool, int grain) { return (int64_t{pool.pool.kernel.h} + grain - 2) / pool.pool.stride.h + 2; }
+  static int64_t open_rows(const Op& pool, int grain) {
+    return (int64_t{pool.pool.kernel.h} + grain - 2) / pool.pool.stride.h + 2;
+  }
 
   template <class Make>
   void run_job(const RunContext& context, int job, float* buffer, Make& make) const {

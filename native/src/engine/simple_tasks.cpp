@@ -15,8 +15,7 @@ namespace {
 class MapTask : public Task {
  public:
   MapTask(int input, const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, int jobs)
-      : input_(input), stride_(values[input].stride), epilogue_(std::move(epilogue)),
-        cut_(epilogue_->pixels(), jobs, 1) {}
+      : input_(input), stride_(values[input].stride), epilogue_(std::move(epilogue)), cut_(epilogue_->pixels(), jobs, 1) {}
 
   void run(const RunContext& context) const override {
     const EpilogueTarget target = epilogue_->target(context);

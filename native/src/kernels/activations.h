@@ -67,9 +67,7 @@ struct Gelu {
   }
 };
 struct GeluTanh {
-  static UNFLIP_INLINE float of(float x) {
-    return scaled(x, sigmoid(1.59576912f * (x + 0.044715f * x * x * x)), -5.06137f);
-  }
+  static UNFLIP_INLINE float of(float x) { return scaled(x, sigmoid(1.59576912f * (x + 0.044715f * x * x * x)), -5.06137f); }
 };
 struct Elu {  // e^x - 1 = tanh(x / 2) (e^x + 1) avoids the difference of two numbers near 1
   static UNFLIP_INLINE float of(float x) {

@@ -25,17 +25,14 @@ UNFLIP_INLINE __m512i broadcast_four(const uint8_t* in) {
 
 // Multiplies four unsigned bytes with four signed ones and adds the products to a sum. In assembly, because gcc 12 copies the sums
 // of the intrinsic between registers and memory.
-UNFLIP_INLINE void add_products(__m512i& sum, __m512i x, __m512i w) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
-}
+UNFLIP_INLINE void add_products(__m512i& sum, __m512i x, __m512i w) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w)); }
 
 template <int Pixels, int Blocks>
 void byte_tile(const ByteTile& t) {
   const int64_t block = int64_t{t.step_count + t.rest_count} * kStep;
   RegisterTile<ByteSums, Pixels, Blocks> all;
-  all.each([&](ByteSums& sums, int, int c) UNFLIP_LAMBDA_INLINE {
-    sums.v = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(t.minus + c));
-  });
+  all.each([&](ByteSums& sums, int, int c)
+               UNFLIP_LAMBDA_INLINE { sums.v = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(t.minus + c)); });
   const int8_t* w = t.weights;
   const uint8_t* in[Pixels];
 #pragma GCC unroll 6

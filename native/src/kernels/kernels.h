@@ -155,8 +155,8 @@ struct ByteTile {
   int pixels = 0;                          // 1 .. Kernels::byte_pixels
   const int64_t* steps = nullptr;          // the place of each step's four bytes, relative to the window's start
   int step_count = 0;
-  const uint8_t* rest = nullptr;    // more steps, four bytes for each pixel in order; the next step is `rest_stride` bytes further
-  int rest_count = 0;               // always 0 if Kernels::gather_bytes is null
+  const uint8_t* rest = nullptr;  // more steps, four bytes for each pixel in order; the next step is `rest_stride` bytes further
+  int rest_count = 0;             // always 0 if Kernels::gather_bytes is null
   int64_t rest_stride = 0;
   const int8_t* weights = nullptr;  // of the first block of 16 filters: [block][step, then rest][filter][4]
   const int32_t* minus = nullptr;   // the sum of weight * (zero - Kernels::byte_bias)
@@ -168,8 +168,8 @@ struct ByteTile {
 // Steps of bytes that are not next to each other: for each pixel up to four bytes, at from[i] + pixel * step; the others are 0.
 struct ByteGather {
   const uint8_t* from[kByteGroup] = {};
-  int count = 0;     // 1 .. kByteGroup
-  int step = 0;      // at most kGatherStep
+  int count = 0;  // 1 .. kByteGroup
+  int step = 0;   // at most kGatherStep
   int pixels = 0;
   uint8_t* to = nullptr;
 };
@@ -206,10 +206,10 @@ struct BytePoolRow {
 
 // ------------------------------------------------------------------------------- float convolution, 7 x 7 with stride 2
 // See stem.h for the idea, a picture, and the order of operations.
-constexpr int kStemTiles = 6;   // tiles of two by two outputs, at most
+constexpr int kStemTiles = 6;       // tiles of two by two outputs, at most
 constexpr int kWholeStemTiles = 4;  // of whole numbers: more would not fit the registers
-constexpr int kStemTerms = 10;  // for two outputs next to each other
-constexpr int kStemRows = 9;    // of the input, for a tile
+constexpr int kStemTerms = 10;      // for two outputs next to each other
+constexpr int kStemRows = 9;        // of the input, for a tile
 
 template <class T>
 struct StemTileOf {

@@ -202,24 +202,10 @@ void differences(const uint64_t* window, const uint64_t* weights, int words, int
 }
 
 constexpr Kernels make_kernels(const char* name, bool prefer_look_up) {
-  return {name,
-          epilogue<Plain>,
-          epilogue_counts<Plain>,
-          sum_counts<Plain>,
-          pool<Plain>,
-          sum_abs<Plain>,
-          activation,
-          float_tile,
-          plain_stem_tile,
-          stem_lines<Plain>,
-          depthwise_tile,
-          to_bytes,
-          interleave_bytes,
-          plain_byte_tile,
-          differences,
-          pair_numbers_plain,
-          look_up_tile_plain,
-          prefer_look_up};
+  return {
+      name,        epilogue<Plain>,    epilogue_counts<Plain>, sum_counts<Plain>, pool<Plain>, sum_abs<Plain>,   activation,
+      float_tile,  plain_stem_tile,    stem_lines<Plain>,      depthwise_tile,    to_bytes,    interleave_bytes, plain_byte_tile,
+      differences, pair_numbers_plain, look_up_tile_plain,     prefer_look_up};
 }
 
 constexpr Kernels kPortable = make_kernels("portable", false);

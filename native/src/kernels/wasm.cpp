@@ -407,9 +407,8 @@ struct LookUp {
     constexpr int kRow = look_up_row(Filters);
     v128_t tables[kPairs][3];
     UNFLIP_UNROLL
-    for (int pair = 0; pair < kPairs; pair++)
-      UNFLIP_UNROLL
-      for (int k = 0; k < 3; k++) tables[pair][k] = table(numbers[pair][at + k * tap]);
+    for (int pair = 0; pair < kPairs; pair++) UNFLIP_UNROLL
+    for (int k = 0; k < 3; k++) tables[pair][k] = table(numbers[pair][at + k * tap]);
     const v128_t mask = wasm_i8x16_const_splat(15);
     all.each([&](PairSums& s, int pair, int c) UNFLIP_LAMBDA_INLINE {
       const uint8_t* indices = w + c / kLanes * 16;
