@@ -71,6 +71,19 @@ def test_a_study_by_one_command(unflip: Start) -> None:
     assert [arm["name"] for arm in saved["arms"]] == ["baseline", "finetune-0.01"]
 
 
+def test_steps_after_the_last_epoch_are_said(unflip: Start, tmp_path: Path) -> None:
+    recipe = tmp_path / "steps.yaml"
+    recipe.write_text(
+        "data: {name: digits}\nmodel: {name: resnet20, width: 2}\nmethod: dorefa\nepochs: 4\n"
+        "optimizer: {lr: 0.1}\nschedule: {name: step, at: [2, 3]}\n"
+    )
+    words = ("study", "compare", recipe, "--seeds", "1", "--device", "cpu")
+    short = unflip(*words, "--override", "epochs=1")
+    warning = "warning: steps: the learning rate never falls, because schedule.at=[2, 3] and epochs=1."
+    assert short.out.startswith(warning + " --epochs-scale moves the steps, too.")
+    assert "warning" not in unflip(*words, "--epochs-scale", "0.5", "--out", "scaled").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

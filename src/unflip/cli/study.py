@@ -193,6 +193,9 @@ def _run(
     """Train the unfinished runs of a study; print the table."""
     from unflip.study.runner import run_study
 
+    for arm in (chosen.only(only) if only else chosen).arms:
+        if flat := arm.recipe.schedule.never_falls(arm.recipe.epochs):
+            print(f"warning: {arm.name}: {flat}. --epochs-scale moves the steps, too.")
     run_study(chosen, data, only=only or [], engine=engine, options=options)
     _show(chosen.out)
 

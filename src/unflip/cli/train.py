@@ -98,10 +98,10 @@ def train(
     loaded = load_recipe(recipe, _fitted(recipe, overrides, data, out, teacher))
     if teacher == OWN_TEACHER and loaded.distill is None:
         raise ValueError(f"recipe {loaded.name} has no teacher: leave --teacher out")
-    if loaded.schedule.never_falls(loaded.epochs) and distributed.speaks():
+    flat = loaded.schedule.never_falls(loaded.epochs)
+    if flat and distributed.speaks():
         print(
-            f"warning: the learning rate never falls, because schedule.at={list(loaded.schedule.at)} and "
-            f"epochs={loaded.epochs}. Give other steps, or 'schedule={{name: cosine}}', which fits any length."
+            f"warning: {flat}. Give other steps, or 'schedule={{name: cosine}}', which fits any length."
         )
     folder = out or Path("runs") / loaded.name
     options = RunOptions(

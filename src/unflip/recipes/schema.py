@@ -159,9 +159,11 @@ class Schedule(_Part):
             )
         return self
 
-    def never_falls(self, epochs: int) -> bool:
-        """Whether all steps come after the last epoch."""
-        return bool(self.at) and min(self.at) >= epochs
+    def never_falls(self, epochs: int) -> str | None:
+        """What to say if all steps come after the last epoch."""
+        if not self.at or min(self.at) < epochs:
+            return None
+        return f"the learning rate never falls, because schedule.at={list(self.at)} and epochs={epochs}"
 
     def factor_at(self, epoch: int, epochs: int) -> float:
         """For epoch 0 .. epochs - 1."""
