@@ -46,7 +46,8 @@ LINK = ["-mexec-model=reactor", "-Wl,--gc-sections", "-Wl,--strip-all", "-Wl,-z,
 def sources(name: str) -> list[Path]:
     """The library without files and threads, the module's own functions instead of them, and one set of kernels."""
     found = [path for folder in ("src", "src/engine") for path in (NATIVE / folder).glob("*.cpp")]
-    skipped = {"model.cpp", "thread_pool.cpp", "fail.cpp", "popcount_conv.cpp"}
+    skipped = {"model.cpp", "thread_pool.cpp", "fail.cpp"}
+    skipped |= {"popcount_conv.cpp", "byte_pool_conv.cpp", "byte_gather.cpp"}
     found = [path for path in found if path.name not in skipped]
     kernels = (
         ["src/kernels/wasm.cpp", "web/only_wasm.cpp"]

@@ -24,13 +24,19 @@ int64_t peak_of(Action action) {
 
 }  // namespace allocations
 
-void* operator new(std::size_t size) {
-  void* block = std::malloc(size ? size : 1);
+inline void* counted(void* block) {
   if (!block) throw std::bad_alloc();
   const int64_t held = allocations::now += static_cast<int64_t>(malloc_usable_size(block));
   for (int64_t most = allocations::most; held > most && !allocations::most.compare_exchange_weak(most, held);) {
   }
   return block;
+}
+
+void* operator new(std::size_t size) { return counted(std::malloc(size ? size : 1)); }
+
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  const std::size_t unit = static_cast<std::size_t>(alignment);
+  return counted(std::aligned_alloc(unit, (size + unit - 1) / unit * unit));
 }
 
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
@@ -47,6 +53,8 @@ void operator delete(void* block) noexcept {
 }
 
 void operator delete(void* block, std::size_t) noexcept { operator delete(block); }
+void operator delete(void* block, std::align_val_t) noexcept { operator delete(block); }
+void operator delete(void* block, std::size_t, std::align_val_t) noexcept { operator delete(block); }
 
 #else
 

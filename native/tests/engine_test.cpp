@@ -1410,6 +1410,29 @@ bool check_bytes() {
   return true;
 }
 
+// The bounds of memory hold for graphs of many wide layers, too: in small graphs, what the process needs hides what is missing.
+bool check_large_needs() {
+  constexpr int kLayers = 100, kFilters = 10000;
+  for (const bool pool : {false, true})
+    for (int kind = 0; kind < 3; kind++) {
+      Random r(15);
+      Builder b(r, {1, 1, 2});
+      const int in = kind == 0 ? 0 : kind == 1 ? b.to_bytes(0) : b.quantize(0);
+      for (int i = 0; i < kLayers; i++) {
+        Builder::ConvOptions o;
+        o.filters = kFilters;
+        o.kernel = {1, 1};
+        o.top = o.left = o.bottom = o.right = 0;
+        b.add(b.conv_op(in, o, b.graph.is_code(in)));
+        if (pool) b.max_pool(b.last(), 3, 2);
+        b.graph.outputs.push_back({"output " + std::to_string(i), b.last()});
+      }
+      for (const std::string& isa : all_sets())
+        if (!within_needs(b.graph, isa, 1)) return false;
+    }
+  return true;
+}
+
 // All widths and heights of a stem's last tile with all remainders of its filters, of floats and of whole numbers.
 bool check_stem_sizes(Totals& totals) {
   Random r(10);
@@ -1482,7 +1505,7 @@ int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400, first = argc > 2 ? std::atoi(argv[2]) : 0;
   Totals totals;
   if (!check_real_shapes(totals) || !check_extremes(totals) || !check_rounding() || !check_depthwise_bits() || !check_levels() ||
-      !check_mean_abs() || !check_stem_sizes(totals) || !check_bytes())
+      !check_mean_abs() || !check_stem_sizes(totals) || !check_bytes() || !check_large_needs())
     return 1;
   for (int i = first; i < first + cases; i++) {
     Random r(static_cast<uint64_t>(i) + 1000);

@@ -11,6 +11,8 @@
 
 #include "engine.h"
 #include "engine/binary_conv.h"
+#include "engine/byte_pool_conv.h"
+#include "engine/byte_weights.h"
 #include "fail.h"
 #include "graph.h"
 #include "printable.h"
@@ -54,6 +56,15 @@ std::unique_ptr<Task> make_popcount_conv(const Op&, const Quantizer&, int, const
                                          std::unique_ptr<Epilogue>, const Kernels&, int) {
   fail("convolution by popcount is not part of this module");
 }
+
+// Nor is what only AVX-512 has: a pool of whole sums, and gathered steps.
+bool pools_sums(const Op&, const Epilogue&, const Op&, const Kernels&) { return false; }
+std::unique_ptr<Task> make_byte_pool_conv(const Op&, const ByteRange&, int, const std::vector<ValueInfo>&,
+                                          std::unique_ptr<Epilogue>, const Kernels&, int) {
+  fail("a pool of whole sums is not part of this module");
+}
+int gathered_steps(const Convolution&, const Kernels&) { return 0; }
+void ByteWeights::gather(const Kernels&, const uint8_t*, int, uint8_t*, int64_t) const {}
 
 namespace {
 

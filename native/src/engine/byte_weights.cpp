@@ -1,14 +1,9 @@
 #include "byte_weights.h"
 
-#include <algorithm>
-
 namespace unflip {
 namespace {
 
 constexpr int kStep = kFloatBlock * kByteGroup;  // weights of a step of a block
-
-// Whether the bytes of a row of taps are contiguous.
-bool joins_taps(const Convolution& conv) { return conv.groups == 1 && conv.dilation.w == 1; }
 
 int32_t sum_of_zeros(const Convolution& conv, int filter, const ByteRange& range, int bias) {
   const int taps = conv.kernel.h * conv.kernel.w, group = filter / (conv.filters / conv.groups);
@@ -20,16 +15,6 @@ int32_t sum_of_zeros(const Convolution& conv, int filter, const ByteRange& range
 }
 
 }  // namespace
-
-// Gathering takes about as long as this many steps of a block.
-int gathered_steps(const Convolution& conv, const Kernels& kernels) {
-  constexpr int kGatherSteps = 8;
-  if (!kernels.gather_bytes || !joins_taps(conv) || conv.stride.w * int64_t{conv.channels} > kGatherStep) return 0;
-  const int rest = static_cast<int>(int64_t{conv.kernel.w} * conv.channels % kByteGroup);
-  const int steps = (conv.kernel.h * rest + kByteGroup - 1) / kByteGroup;
-  const bool pays = int64_t{conv.kernel.h - steps} * ((conv.filters + kFloatBlock - 1) / kFloatBlock) >= kGatherSteps;
-  return rest && pays ? steps : 0;
-}
 
 ByteWeights::ByteWeights(const Op& op, const ByteRange& range, const ValueInfo& in, const Kernels& kernels)
     : window_(op.conv, in.shape, op.shape), layout_(in.layout), channels_(op.conv.channels), groups_(op.conv.groups),
@@ -82,18 +67,6 @@ void ByteWeights::negate(int filter) {
   int8_t* w = &weights_[filter / kFloatBlock * block_bytes() + filter % kFloatBlock * kByteGroup];
   for (int64_t s = 0; s < block_bytes(); s += kStep)
     for (int i = 0; i < kByteGroup; i++) w[s + i] = static_cast<int8_t>(-w[s + i]);
-}
-
-void ByteWeights::gather(const Kernels& kernels, const uint8_t* window, int pixels, uint8_t* to, int64_t rest_stride) const {
-  ByteGather g;
-  g.step = static_cast<int>(right());
-  g.pixels = pixels;
-  g.to = to;
-  for (size_t i = 0; i < rest_.size(); i += g.count, g.to += rest_stride) {
-    g.count = static_cast<int>(std::min<size_t>(kByteGroup, rest_.size() - i));
-    for (int k = 0; k < g.count; k++) g.from[k] = window + rest_[i + k];
-    kernels.gather_bytes(g);
-  }
 }
 
 }  // namespace unflip

@@ -15,6 +15,9 @@
 
 namespace unflip {
 
+// Whether the bytes of a row of taps are contiguous.
+inline bool joins_taps(const Convolution& conv) { return conv.groups == 1 && conv.dilation.w == 1; }
+
 // The steps of gathered bytes; 0 if none are gathered.
 int gathered_steps(const Convolution& conv, const Kernels& kernels);
 
