@@ -79,7 +79,9 @@ def test_steps_after_the_last_epoch_are_said(unflip: Start, tmp_path: Path) -> N
     )
     words = ("study", "compare", recipe, "--seeds", "1", "--device", "cpu")
     short = unflip(*words, "--override", "epochs=1")
-    warning = "warning: steps: the learning rate never falls, because schedule.at=[2, 3] and epochs=1."
+    warning = (
+        "warning: steps: the learning rate never falls, because schedule.at=[2, 3] and epochs=1."
+    )
     assert short.out.startswith(warning + " --epochs-scale moves the steps, too.")
     assert "warning" not in unflip(*words, "--epochs-scale", "0.5", "--out", "scaled").out
 
