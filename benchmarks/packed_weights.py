@@ -12,13 +12,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unflip import models
 from unflip.data.cifar import load_cifar10
+from unflip.freeze import unpack_signs
 from unflip.packing.file import Packed, read
 
 TRAINING_IMAGES = 2000
@@ -46,8 +46,7 @@ def _load_layer(model: nn.Module, op: dict[str, Any], packed: Packed) -> None:
     if "weight" in op:
         layer.weight.data = tensor("weight").reshape(layer.weight.shape)
     else:
-        bits = torch.from_numpy(np.unpackbits(packed.tensors[op["bits"]], bitorder="little"))
-        signs = bits[: layer.weight.numel()].reshape(layer.weight.shape) * 2.0 - 1
+        signs = unpack_signs(tensor("bits"), layer.weight.shape, layer.weight.dtype)
         layer.weight.data = signs * tensor("scales").reshape(-1, 1, 1, 1)
     if "prelu" in steps:
         model.get_submodule(f"{block}prelu{number}").weight.data = tensor("slope", steps["prelu"])
