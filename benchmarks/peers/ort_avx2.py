@@ -3,9 +3,9 @@
     python benchmarks/peers/ort_avx2.py FOLDER
     PYTHONPATH=FOLDER UNFLIP_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/inference.py ...
 
-ONNX Runtime has no switch for its instruction set. It asks the CPU (XGETBV) which registers the operating system saves,
-and uses AVX-512 only if bits 5 to 7 of the answer are set. The copy clears these bits. It still uses AVX-VNNI for int8
-where the CPU has it, so leave out int8 (``--peers``) if the comparison is about AVX2 alone.
+ONNX Runtime has no switch for its instruction set. Its kernel library, MLAS, asks the CPU (XGETBV) which registers the
+operating system saves, and uses AVX-512 only if bits 5 to 7 of the answer are set. The copy clears bits 3 to 7. It may
+still use AVX-VNNI for int8 where the CPU has it, so leave out int8 (``--peers``) if the comparison is about AVX2 alone.
 """
 
 from __future__ import annotations
