@@ -1,18 +1,22 @@
 // Tiles of look_up.h with AVX2. Flags of this file: -mavx2 -mfma -mbmi2 -mpopcnt
 //
-// A tile has eight vectors of sums in registers: four vectors of filters and pairs, each with the sums of the pairs' first pixels
-// (low) and second pixels (high). The four vectors are 64 filters of two pairs, 32 of four, or 16 of eight, where the two halves
-// of a vector belong to different pairs. One group does this for each of the four:
+// A tile has eight vectors of sums in registers: four vectors of filters and pairs, each with two sums (both and high, see below).
+// The four vectors are 64 filters of two pairs, 32 of four, or 16 of eight, where the two halves of a vector belong to different
+// pairs. One group does this for each of the four:
 //
 //     s = table[number 0][w0] + table[number 1][w1] + table[number 2][w2]     3 shuffles, 2 additions; bytes of two nibbles
-//     low  += s & 15                                                          bytes
-//     high += s >> 4                                                          words!
+//     both += s                                                               bytes: the pairs' first pixels + 16 * the second ones
+//     high += s >> 4                                                          shift of words, addition of bytes: the second ones
 //
-// AVX2 has no shift of bytes. A shift of words brings in bits from the byte above, and masking them would cost one more
-// instruction. So each word of high has 16 * (the low sum of the byte above) too much. That sum is known and subtracted at the
-// end:
+// Nothing is masked, although AVX2 has no shift of bytes. All is right modulo 256, and the sums are less than 256 (even and odd
+// bytes of a word, h and l: the nibbles of s, summed):
 //
-//     word of s:  h1 l1 h0 l0   >> 4:   0 h1 l1 h0     = 256 h1 + h0 + 16 l1        (h, l: nibbles of bytes 1 and 0)
+//     byte         odd              even
+//     both         16 h1 + l1       16 h0 + l0
+//     high         h1               h0 + 16 l1        a shift of words brings in l1 from the byte above
+//     16 * high    16 h1            16 h0             because 16 * 16 l1 = 0
+//
+// So l = both - 16 * high in all bytes, and then h0 = high - 16 l1.
 //
 // Compilers order these instructions badly (they keep sums in memory or move them between registers), so the loops are in
 // assembly. The intrinsics next to them do the same.
@@ -31,11 +35,11 @@ namespace unflip {
 namespace {
 
 struct Sums {
-  __m256i low[4], high[4];
+  __m256i both[4], high[4];
 };
 
 UNFLIP_INLINE void clear(Sums& s) {
-  for (int i = 0; i < 4; i++) s.low[i] = s.high[i] = _mm256_setzero_si256();
+  for (int i = 0; i < 4; i++) s.both[i] = s.high[i] = _mm256_setzero_si256();
 }
 
 // Keeps a vector in its register: without this the compiler reorders the additions and runs out of registers.
@@ -69,7 +73,6 @@ template <int Filters>
 struct IntrinsicsLoop {
   static constexpr int kStreams = look_up_pairs(Filters);
   static UNFLIP_INLINE const uint8_t* run(Sums& sums, const Streams& s, const uint8_t* w, int64_t groups) {
-    const __m256i mask = _mm256_set1_epi8(15);
     for (int64_t g = 0; g < groups; g++) {
       __m256i sum[4];
 #pragma GCC unroll 3
@@ -85,9 +88,9 @@ struct IntrinsicsLoop {
       w += 3 * look_up_row(Filters);
 #pragma GCC unroll 4
       for (int v = 0; v < 4; v++) {
-        sums.low[v] = _mm256_add_epi8(sums.low[v], _mm256_and_si256(sum[v], mask));
-        sums.high[v] = _mm256_add_epi16(sums.high[v], _mm256_srli_epi16(sum[v], 4));
-        keep(sums.low[v]);
+        sums.both[v] = _mm256_add_epi8(sums.both[v], sum[v]);
+        sums.high[v] = _mm256_add_epi8(sums.high[v], _mm256_srli_epi16(sum[v], 4));
+        keep(sums.both[v]);
         keep(sums.high[v]);
       }
     }
@@ -113,13 +116,12 @@ struct IntrinsicsLoop {
   "vpshufb " weights "(%[w]), %%ymm" table ", %%ymm14\n"    \
   "vpaddb %%ymm14, %%ymm" s ", %%ymm" s "\n"
 #define UNFLIP_SPLIT(s, v)                       \
-  "vpand %[mask], %%ymm" s ", %%ymm14\n"         \
-  "vpaddb %%ymm14, %[l" v "], %[l" v "]\n"       \
+  "vpaddb %%ymm" s ", %[b" v "], %[b" v "]\n"    \
   "vpsrlw $4, %%ymm" s ", %%ymm" s "\n"          \
-  "vpaddw %%ymm" s ", %[h" v "], %[h" v "]\n"
+  "vpaddb %%ymm" s ", %[h" v "], %[h" v "]\n"
 #define UNFLIP_SPLITS UNFLIP_SPLIT("8", "0") UNFLIP_SPLIT("9", "1") UNFLIP_SPLIT("10", "2") UNFLIP_SPLIT("11", "3")
 #define UNFLIP_SUMS                                                                                              \
-  [l0] "+x"(sums.low[0]), [l1] "+x"(sums.low[1]), [l2] "+x"(sums.low[2]), [l3] "+x"(sums.low[3]),                \
+  [b0] "+x"(sums.both[0]), [b1] "+x"(sums.both[1]), [b2] "+x"(sums.both[2]), [b3] "+x"(sums.both[3]),            \
       [h0] "+x"(sums.high[0]), [h1] "+x"(sums.high[1]), [h2] "+x"(sums.high[2]), [h3] "+x"(sums.high[3])
 #define UNFLIP_CLOBBERS "rax", "rdx", "cc", "memory", "ymm8", "ymm9", "ymm10", "ymm11", "ymm12", "ymm13", "ymm14"
 
@@ -149,7 +151,7 @@ struct AnyLoop64 {
         "dec %[n]\n"
         "jnz 1b\n"
         : [p] "+r"(p), [q] "+r"(q), [w] "+r"(w), [n] "+r"(groups), UNFLIP_SUMS
-        : [d] "r"(2 * s.tap), [table] "r"(&kLookUpTable), [mask] "x"(_mm256_set1_epi8(15))
+        : [d] "r"(2 * s.tap), [table] "r"(&kLookUpTable)
         : UNFLIP_CLOBBERS);
     return w;
   }
@@ -179,7 +181,7 @@ struct AdjacentLoop64 {
         "dec %[n]\n"
         "jnz 1b\n"
         : [p] "+r"(p), [q] "+r"(q), [w] "+r"(w), [n] "+r"(groups), UNFLIP_SUMS
-        : [d] "r"(2 * s.tap), [table] "r"(&kLookUpTable), [mask] "x"(_mm256_set1_epi8(15))
+        : [d] "r"(2 * s.tap), [table] "r"(&kLookUpTable)
         : UNFLIP_CLOBBERS);
     return w;
   }
@@ -211,7 +213,7 @@ struct AdjacentLoop32 {
         "dec %[n]\n"
         "jnz 1b\n"
         : [p] "+r"(p), [q] "+r"(q), [w] "+r"(w), [n] "+r"(groups), UNFLIP_SUMS
-        : [d] "r"(2 * s.tap), [table] "r"(&kLookUpTable), [mask] "x"(_mm256_set1_epi8(15))
+        : [d] "r"(2 * s.tap), [table] "r"(&kLookUpTable)
         : UNFLIP_CLOBBERS);
     return w;
   }
@@ -237,7 +239,7 @@ struct AdjacentLoop16 {
         "dec %[n]\n"
         "jnz 1b\n"
         : [p] "+r"(p), [q] "+r"(q), [w] "+r"(w), [n] "+r"(groups), UNFLIP_SUMS
-        : [d] "r"(2 * s.tap), [d3] "r"(6 * s.tap), [table] "r"(&kLookUpTable), [mask] "x"(_mm256_set1_epi8(15))
+        : [d] "r"(2 * s.tap), [d3] "r"(6 * s.tap), [table] "r"(&kLookUpTable)
         : UNFLIP_CLOBBERS);
     return w;
   }
@@ -272,11 +274,13 @@ template <int Filters>
 UNFLIP_INLINE void flush(const Sums& sums, uint16_t* counts, bool first) {
 #pragma GCC unroll 4
   for (int v = 0; v < 4; v++) {
-    const __m256i above = _mm256_slli_epi16(_mm256_srli_epi16(sums.low[v], 8), 4);
+    const __m256i times16 = _mm256_andnot_si256(_mm256_set1_epi8(15), _mm256_slli_epi16(sums.high[v], 4));
+    const __m256i low = _mm256_sub_epi8(sums.both[v], times16);
+    const __m256i above = _mm256_and_si256(_mm256_srli_epi16(low, 4), _mm256_set1_epi16(0xF0));  // 16 l1
     const int pair = Filters == 64 ? v / 2 : v, filter = Filters == 64 ? v % 2 * 32 : 0;
     uint16_t* row = counts + 2 * pair * Filters + filter;
-    put_bytes<Filters>(row, sums.low[v], first);
-    put_bytes<Filters>(row + Filters, _mm256_sub_epi16(sums.high[v], above), first);
+    put_bytes<Filters>(row, low, first);
+    put_bytes<Filters>(row + Filters, _mm256_sub_epi8(sums.high[v], above), first);
   }
 }
 
