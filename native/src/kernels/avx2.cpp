@@ -22,6 +22,7 @@ struct Wide {
   using Bits = uint8_t;
   static constexpr int kTile = 8;
   static constexpr bool kFixedSteps = true;
+  static constexpr bool kKeepsSteps = true;
   using Mask = __m256;
   __m256 x;
 

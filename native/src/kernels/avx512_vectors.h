@@ -69,6 +69,7 @@ struct Wide16 {
   using Bits = uint16_t;
   static constexpr int kTile = 8;
   static constexpr bool kFixedSteps = true;
+  static constexpr bool kKeepsSteps = false;
   using Mask = __mmask16;
   __m512 x;
 

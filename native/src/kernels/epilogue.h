@@ -10,6 +10,7 @@
 //   V::bits(mask)                      Bits; lane 0 is the lowest
 //   V::kTile                           how many vectors go through the steps together
 //   V::kFixedSteps                     whether to compile the usual sequences of steps separately
+//   V::kKeepsSteps                     whether these run pixel by pixel, with the parameters of 8 channels in registers
 //   V::Number                          small integers: zero(), whole(a) = floor of floats >= 0;
 //                                      count(n, mask), n.floats(), digit(n, p) = bit p of each, as Bits
 //   V::look_up(table, first, n)        table[first[lane] + n], lane by lane
@@ -101,9 +102,47 @@ UNFLIP_INLINE void apply(All& all, const Bound& b, const Place& at) {
   }
 }
 
+// The parameters of a step for one vector of channels, in registers.
+template <class V, EpilogueKind kind>
+struct KeptStep {
+  V a, b;
+  const float* value = nullptr;
+  int64_t stride = 0;
+
+  KeptStep(const Bound& bound, int channel) : a(V::set(0)), b(V::set(0)) {
+    const EpilogueStep& step = bound.step;
+    if constexpr (kind == EpilogueKind::ScaleShift || kind == EpilogueKind::Prelu) a = V::load(step.scale + channel);
+    if constexpr (kind == EpilogueKind::ScaleShift || kind == EpilogueKind::Shift) b = V::load(step.shift + channel);
+    if constexpr (kind == EpilogueKind::Add) value = bound.value + channel, stride = step.value_stride;
+  }
+  UNFLIP_INLINE V run(V v, int64_t pixel) const {
+    static_assert(kind == EpilogueKind::ScaleShift || kind == EpilogueKind::Shift || kind == EpilogueKind::Prelu ||
+                  kind == EpilogueKind::Add);
+    if constexpr (kind == EpilogueKind::ScaleShift) return v * a + b;
+    if constexpr (kind == EpilogueKind::Shift) return v + b;
+    if constexpr (kind == EpilogueKind::Prelu) return V::choose(V::at_least(v, V::set(0)), v, v * a);
+    return v + V::load(value + pixel * stride);
+  }
+};
+
+template <class V, EpilogueKind... kinds>
+struct KeptSteps {
+  KeptSteps(const Bound*, int) {}
+  UNFLIP_INLINE V run(V v, int64_t) const { return v; }
+};
+
+template <class V, EpilogueKind kind, EpilogueKind... kinds>
+struct KeptSteps<V, kind, kinds...> {
+  KeptStep<V, kind> first;
+  KeptSteps<V, kinds...> rest;
+  KeptSteps(const Bound* bound, int channel) : first(*bound, channel), rest(bound + 1, channel) {}
+  UNFLIP_INLINE V run(V v, int64_t pixel) const { return rest.run(first.run(v, pixel), pixel); }
+};
+
 // Steps that are known at compile time.
 template <EpilogueKind... kinds>
 struct FixedSteps {
+  static constexpr bool kFixed = true;
   Bound bound[sizeof...(kinds) + 1];
 
   explicit FixedSteps(const Job& job) {
@@ -122,10 +161,15 @@ struct FixedSteps {
     (apply<V, kinds>(all, *b++, at), ...);
     (void)b;
   }
+  template <class V>
+  KeptSteps<V, kinds...> keep(int channel) const {
+    return KeptSteps<V, kinds...>(bound, channel);
+  }
 };
 
 // Any steps, dispatched at run time.
 struct AnySteps {
+  static constexpr bool kFixed = false;
   const Job& job;
 
   explicit AnySteps(const Job& t) : job(t) {}
@@ -269,6 +313,16 @@ struct FloatSource {
   UNFLIP_INLINE V get(int64_t p, int c) const {
     return V::load(data + p * stride + c);
   }
+  template <class V>
+  struct Kept {
+    const float* data;
+    int64_t stride;
+    UNFLIP_INLINE V get(int64_t p) const { return V::load(data + p * stride); }
+  };
+  template <class V>
+  Kept<V> keep(int64_t channel) const {
+    return {data + channel, stride};
+  }
 };
 
 struct CountSource {
@@ -279,6 +333,27 @@ struct CountSource {
     const float* base = counts.bases + counts.class_of[first + p] * counts.base_stride;
     const V count = V::from_counts(counts.count + p * counts.count_stride + c);
     return V::load(counts.scale + c) * V::fused(V::set(-counts.multiple), count, V::load(base + c));
+  }
+  template <class V>
+  struct Kept {
+    const uint16_t *count, *class_of;
+    int64_t stride;
+    const float* bases;
+    int64_t base_stride;
+    V multiple, scale;
+    UNFLIP_INLINE V get(int64_t p) const {
+      return scale * V::fused(multiple, V::from_counts(count + p * stride), V::load(bases + class_of[p] * base_stride));
+    }
+  };
+  template <class V>
+  Kept<V> keep(int64_t channel) const {
+    return {counts.count + channel,
+            counts.class_of + first,
+            counts.count_stride,
+            counts.bases + channel,
+            counts.base_stride,
+            V::set(-counts.multiple),
+            V::load(counts.scale + channel)};
   }
 };
 
@@ -323,6 +398,43 @@ UNFLIP_INLINE void epilogue_channels(const Job& job, const Steps& steps, const S
   }
 }
 
+// One vector of 8 channels, pixel by pixel. No bits, or those of a single threshold.
+template <class V, bool kFloats, bool kBits, class Steps, class Source>
+UNFLIP_INLINE void epilogue_column(const Job& job, const Steps& steps, const Source& source, const Run& r, int channel) {
+  const EpilogueParams& f = job.params;
+  const int at = r.channel + channel;
+  const auto kept = steps.template keep<V>(at);
+  const auto from = source.template keep<V>(channel);
+  const V threshold = kBits ? V::load(f.threshold + at) : V::set(0);
+  float* out = kFloats ? job.target.out + r.pixel * f.stride + at : nullptr;
+  uint8_t* bits = kBits ? job.target.bits + r.bits + channel / 8 : nullptr;
+  const int64_t stride = f.stride, pixel_bytes = f.code.pixel_bytes;
+  for (int i = 0; i < r.count; i++) {
+    const V v = kept.run(from.get(r.source + i), r.pixel + i);
+    if (kFloats) v.store(out + i * stride);
+    if (kBits) store_bits(bits + i * pixel_bytes, V::bits(V::at_least(v, threshold)));
+  }
+}
+
+// Whether it was done by columns.
+template <class V, class Steps, class Source>
+UNFLIP_INLINE bool epilogue_columns(const Job& job, const Steps& steps, const Source& source, const Run& r, int channels) {
+  if constexpr (V::kKeepsSteps && Steps::kFixed) {
+    const bool floats = job.target.out, bits = job.params.thresholds > 0;
+    if (bits && !job.params.one_at_least) return false;
+    for (int c = 0; c < channels; c += 8) {
+      if (floats && bits)
+        epilogue_column<V, true, true>(job, steps, source, r, c);
+      else if (floats)
+        epilogue_column<V, true, false>(job, steps, source, r, c);
+      else if (bits)
+        epilogue_column<V, false, true>(job, steps, source, r, c);
+    }
+    return true;
+  }
+  return false;
+}
+
 template <class V, class Steps, class Source>
 void epilogue_rows(const Job& job_, const Steps& steps_, const Source& source_, int first, int last, int channel, int channels) {
   const Job job = job_;  // local copies, for the same reason as in Job
@@ -335,6 +447,7 @@ void epilogue_rows(const Job& job_, const Steps& steps_, const Source& source_, 
     count = f.width - x < last - pixel ? f.width - x : last - pixel;
     const int64_t bits = f.code.at(y, x) + channel / 8;
     const Run r{pixel - first, pixel, count, bits, channel};
+    if (epilogue_columns<V>(job, steps, source, r, channels)) continue;
     int c = 0;
     constexpr int W = V::kWidth;
     for (; c + 32 <= channels; c += 32) epilogue_channels<V, V::kTile * W / 32, 32 / W>(job, steps, source, r, c);

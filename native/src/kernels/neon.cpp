@@ -29,6 +29,7 @@ struct Double {
   using Bits = uint8_t;
   static constexpr int kTile = 8;
   static constexpr bool kFixedSteps = true;
+  static constexpr bool kKeepsSteps = false;
   struct Mask {
     uint32x4_t a, b;
   };

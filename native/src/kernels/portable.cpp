@@ -20,6 +20,7 @@ struct Plain {
   using Bits = uint8_t;
   static constexpr int kTile = 4;
   static constexpr bool kFixedSteps = false;
+  static constexpr bool kKeepsSteps = false;
   using Mask = unsigned;
   float x[kLanes];
 

@@ -103,6 +103,7 @@ struct Double {
   using Bits = uint8_t;
   static constexpr int kTile = 4;
   static constexpr bool kFixedSteps = false;  // for a small module
+  static constexpr bool kKeepsSteps = false;
   struct Mask {
     v128_t a, b;
   };
