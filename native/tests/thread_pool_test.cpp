@@ -136,12 +136,9 @@ int main() {
   const struct {
     const char* name;
     bool (*check)();
-  } checks[] = {{"many sizes", many_sizes},
-                {"after sleep", after_sleep},
-                {"many callers", many_callers},
-                {"short lives", short_lives},
-                {"overhead", overhead_is_measured},
-                {"overhead of awake threads", overhead_is_that_of_awake_threads},
+  } checks[] = {{"many sizes", many_sizes},         {"after sleep", after_sleep},
+                {"many callers", many_callers},     {"short lives", short_lives},
+                {"overhead", overhead_is_measured}, {"overhead of awake threads", overhead_is_that_of_awake_threads},
                 {"after a fork", after_fork}};
   for (const auto& [name, check] : checks) {
     if (check()) continue;

@@ -61,7 +61,7 @@ void transform_filter(const double* w, int step, bool whole, double* to) {
 template <class Number>
 class StemConv : public Task {
   static constexpr bool kWhole = sizeof(Number) == 2;
-  static constexpr int kGroup = kWhole ? 2 : 1;
+  static constexpr int kGroup = kWhole ? kStemGroup : 1;
 
  public:
   // weight: filters x channels x 7 x 7. range: of the op that made whole numbers.
@@ -183,8 +183,7 @@ class StemConv : public Task {
     tile.width = window_.out.width;
     tile.out_stride = epilogue_->stride();
     const bool two = y + 1 < window_.out.height;
-    constexpr int kMostTiles = kWhole ? kWholeStemTiles : kStemTiles;
-    const int calls = (tiles_ + kMostTiles - 1) / kMostTiles, step = context.kernels->float_filters;
+    const int calls = (tiles_ + kStemTiles - 1) / kStemTiles, step = context.kernels->float_filters;
     for (int f = 0; f < epilogue_->stride(); f += step) {
       tile.weights = &weights_[f / kFloatBlock * stem_block(channels_, kGroup)];
       if (kWhole) tile.scale = &scale_[f];

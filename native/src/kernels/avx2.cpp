@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "activations.h"
+#include "avx2_stem.h"
 #include "bytes.h"
 #include "cpu.h"
 #include "depthwise.h"
@@ -235,45 +236,6 @@ void byte_tile_of(const ByteTile& t) {
     if (c < t.filters) _mm256_storeu_ps(t.out[p] + c, _mm256_mul_ps(_mm256_cvtepi32_ps(sums.v), _mm256_loadu_ps(t.scale + c)));
   });
 }
-
-// 8 sums of whole numbers, for stem.h.
-struct WholeSums {
-  static constexpr int kWidth = 8;
-  __m256i x;
-  static UNFLIP_INLINE WholeSums set(int32_t v) { return {_mm256_set1_epi32(v)}; }
-  static UNFLIP_INLINE WholeSums load(const int32_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-  UNFLIP_INLINE void store(int32_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
-  UNFLIP_INLINE WholeSums operator+(WholeSums o) const { return {_mm256_add_epi32(x, o.x)}; }
-  UNFLIP_INLINE WholeSums operator-(WholeSums o) const { return {_mm256_sub_epi32(x, o.x)}; }
-};
-
-struct WholeStem {
-  using Vector = WholeSums;
-  using Number = int16_t;
-  using Sum = int32_t;
-  static constexpr int kGroup = 2;
-  static UNFLIP_INLINE void add(WholeSums& sum, const int16_t* x, const int16_t* w) {
-    int32_t two;
-    __builtin_memcpy(&two, x, sizeof two);
-    const __m256i weights = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-    sum.x = _mm256_add_epi32(sum.x, _mm256_madd_epi16(_mm256_set1_epi32(two), weights));
-  }
-  // Sums are four times too large.
-  static UNFLIP_INLINE void put(WholeSums sum, const float* scale, float* to) {
-    const __m256 y = _mm256_cvtepi32_ps(_mm256_srai_epi32(sum.x, 2));
-    _mm256_storeu_ps(to, _mm256_mul_ps(y, _mm256_loadu_ps(scale)));
-  }
-};
-
-// 16 numbers of 16 bits.
-struct Shorts {
-  static constexpr int kWidth = 16;
-  __m256i x;
-  static Shorts load(const int16_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-  void store(int16_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
-  Shorts operator+(Shorts o) const { return {_mm256_add_epi16(x, o.x)}; }
-  Shorts operator-(Shorts o) const { return {_mm256_sub_epi16(x, o.x)}; }
-};
 
 constexpr int kAvx2BytePixels = 4;
 

@@ -69,7 +69,7 @@ struct Wide16 {
   using Bits = uint16_t;
   static constexpr int kTile = 8;
   static constexpr bool kFixedSteps = true;
-  static constexpr bool kKeepsSteps = false;
+  static constexpr bool kKeepsSteps = true;
   using Mask = __mmask16;
   __m512 x;
 

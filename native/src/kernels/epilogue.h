@@ -10,7 +10,7 @@
 //   V::bits(mask)                      Bits; lane 0 is the lowest
 //   V::kTile                           how many vectors go through the steps together
 //   V::kFixedSteps                     whether to compile the usual sequences of steps separately
-//   V::kKeepsSteps                     whether these run pixel by pixel, with the parameters of 8 channels in registers
+//   V::kKeepsSteps                     whether these run pixel by pixel, with the parameters of one vector in registers
 //   V::Number                          small integers: zero(), whole(a) = floor of floats >= 0;
 //                                      count(n, mask), n.floats(), digit(n, p) = bit p of each, as Bits
 //   V::look_up(table, first, n)        table[first[lane] + n], lane by lane
@@ -347,12 +347,8 @@ struct CountSource {
   };
   template <class V>
   Kept<V> keep(int64_t channel) const {
-    return {counts.count + channel,
-            counts.class_of + first,
-            counts.count_stride,
-            counts.bases + channel,
-            counts.base_stride,
-            V::set(-counts.multiple),
+    return {counts.count + channel,         counts.class_of + first, counts.count_stride,
+            counts.bases + channel,         counts.base_stride,      V::set(-counts.multiple),
             V::load(counts.scale + channel)};
   }
 };
@@ -398,9 +394,9 @@ UNFLIP_INLINE void epilogue_channels(const Job& job, const Steps& steps, const S
   }
 }
 
-// One vector of 8 channels, pixel by pixel. No bits, or those of a single threshold.
+// One vector of channels, pixel by pixel. No bits, or those of a single threshold.
 template <class V, bool kFloats, bool kBits, class Steps, class Source>
-UNFLIP_INLINE void epilogue_column(const Job& job, const Steps& steps, const Source& source, const Run& r, int channel) {
+UNFLIP_INLINE void epilogue_pixels(const Job& job, const Steps& steps, const Source& source, const Run& r, int channel) {
   const EpilogueParams& f = job.params;
   const int at = r.channel + channel;
   const auto kept = steps.template keep<V>(at);
@@ -416,20 +412,25 @@ UNFLIP_INLINE void epilogue_column(const Job& job, const Steps& steps, const Sou
   }
 }
 
-// Whether it was done by columns.
+template <class V, class Steps, class Source>
+UNFLIP_INLINE void epilogue_column(const Job& job, const Steps& steps, const Source& source, const Run& r, int channel) {
+  const bool bits = job.params.thresholds > 0;
+  if (!bits)
+    epilogue_pixels<V, true, false>(job, steps, source, r, channel);
+  else if (job.target.out)
+    epilogue_pixels<V, true, true>(job, steps, source, r, channel);
+  else
+    epilogue_pixels<V, false, true>(job, steps, source, r, channel);
+}
+
+// All channels of a run, one vector after another. Returns false if this is not supported.
 template <class V, class Steps, class Source>
 UNFLIP_INLINE bool epilogue_columns(const Job& job, const Steps& steps, const Source& source, const Run& r, int channels) {
   if constexpr (V::kKeepsSteps && Steps::kFixed) {
-    const bool floats = job.target.out, bits = job.params.thresholds > 0;
-    if (bits && !job.params.one_at_least) return false;
-    for (int c = 0; c < channels; c += 8) {
-      if (floats && bits)
-        epilogue_column<V, true, true>(job, steps, source, r, c);
-      else if (floats)
-        epilogue_column<V, true, false>(job, steps, source, r, c);
-      else if (bits)
-        epilogue_column<V, false, true>(job, steps, source, r, c);
-    }
+    if (job.params.thresholds > 0 ? !job.params.one_at_least : !job.target.out) return false;
+    int c = 0;
+    for (; c + V::kWidth <= channels; c += V::kWidth) epilogue_column<V>(job, steps, source, r, c);
+    if (c < channels) epilogue_column<typename V::Eight>(job, steps, source, r, c);
     return true;
   }
   return false;

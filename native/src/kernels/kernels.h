@@ -206,10 +206,9 @@ struct BytePoolRow {
 
 // ------------------------------------------------------------------------------- float convolution, 7 x 7 with stride 2
 // See stem.h for the idea, a picture, and the order of operations.
-constexpr int kStemTiles = 6;       // tiles of two by two outputs, at most
-constexpr int kWholeStemTiles = 4;  // of whole numbers: more would not fit the registers
-constexpr int kStemTerms = 10;      // for two outputs next to each other
-constexpr int kStemRows = 9;        // of the input, for a tile
+constexpr int kStemTiles = 6;   // tiles of two by two outputs, at most
+constexpr int kStemTerms = 10;  // for two outputs next to each other
+constexpr int kStemRows = 9;    // of the input, for a tile
 
 template <class T>
 struct StemTileOf {

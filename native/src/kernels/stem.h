@@ -66,26 +66,12 @@ constexpr int64_t stem_block(int channels, int group = 1) {
   return kStemTerms * steps * group * kFloatBlock;
 }
 
-// The arithmetic of floats, with vectors V (see epilogue.h; V::fused must round once).
-template <class V>
-struct FloatStem {
-  using Vector = V;
-  using Number = float;  // of lines and weights
-  using Sum = float;
-  static constexpr int kGroup = 1;  // numbers per step
-  static UNFLIP_INLINE void add(V& sum, const float* x, const float* w) { sum = V::fused(V::set(*x), V::load(w), sum); }
-  static UNFLIP_INLINE void put(V sum, const float*, float* to) { sum.store(to); }
-};
-
-// A tile: `Tiles` tiles of two by two outputs by N vectors of filters. The sums stay in registers.
-template <class Stem, int Tiles, int N>
+// A tile: `Tiles` tiles of two by two outputs by N vectors of filters (see epilogue.h; V::fused must round once). The sums stay in
+// registers.
+template <class V, int Tiles, int N>
 class StemSums {
  public:
-  using V = typename Stem::Vector;
-  using Number = typename Stem::Number;
-  using Sum = typename Stem::Sum;
-
-  explicit StemSums(const StemTileOf<Number>& t) : t_(t), w_(t.weights) {}
+  explicit StemSums(const StemTile& t) : t_(t), w_(t.weights) {}
 
   void run() {
     for (int kind = kStemQ; kind <= kStemR; kind++)
@@ -106,7 +92,7 @@ class StemSums {
   // One row kind: use(sums, side) receives z0, then z1.
   template <class Use>
   UNFLIP_INLINE void make_rows(int kind, const Use& use) {
-    Sum* right = right_;
+    float* right = right_;
     All sums;
     clear(sums);
     add(sums, kind, kStemQ);
@@ -114,7 +100,7 @@ class StemSums {
     clear(sums);
     add(sums, kind, kStemR);
     sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
-      Sum* at = right + place(tile, c);
+      float* at = right + place(tile, c);
       const V q = V::load(at);
       (q - v).store(at);
       v = q + v;
@@ -130,13 +116,13 @@ class StemSums {
   static constexpr int place(int tile, int c) { return tile * kFilters + c; }
 
   // Forces stored values to be read again. Otherwise the compiler keeps them in registers, of which none are free.
-  static UNFLIP_INLINE void forget(Sum* memory) { asm volatile("" : : "r"(memory) : "memory"); }
+  static UNFLIP_INLINE void forget(float* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
   static UNFLIP_INLINE void clear(All& sums) {
     sums.each([](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = V::set(0); });
   }
 
-  static UNFLIP_INLINE void store(All& sums, Sum* to) {
+  static UNFLIP_INLINE void store(All& sums, float* to) {
     sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE { v.store(to + place(tile, c)); });
     forget(to);
   }
@@ -154,15 +140,14 @@ class StemSums {
 
   // The products of a row kind and a column kind.
   UNFLIP_INLINE void add_products(All& sums, int kind, int column_kind) {
-    constexpr int kGroup = Stem::kGroup;
-    const int64_t step = int64_t{kStemTerms} * t_.channels, block = stem_block(t_.channels, kGroup);
-    const int length = stem_steps(column_kind, t_.channels, kGroup);
-    const Number* w = w_;
+    const int64_t step = int64_t{kStemTerms} * t_.channels, block = stem_block(t_.channels);
+    const int length = stem_terms(column_kind) * t_.channels;
+    const float* w = w_;
     for (int line = stem_first(kind); line < stem_first(kind) + stem_terms(kind); line++) {
-      const Number* in = t_.lines[line] + t_.first * step + stem_first(column_kind) * t_.channels;
-      for (int k = 0; k < length; k++, in += kGroup, w += kGroup * kFloatBlock)
+      const float* in = t_.lines[line] + t_.first * step + stem_first(column_kind) * t_.channels;
+      for (int k = 0; k < length; k++, in++, w += kFloatBlock)
         sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
-          Stem::add(v, in + tile * step, w + c / kFloatBlock * block + c % kFloatBlock * kGroup);
+          v = V::fused(V::set(in[tile * step]), V::load(w + c / kFloatBlock * block + c % kFloatBlock), v);
         });
     }
     w_ = w;
@@ -171,15 +156,14 @@ class StemSums {
   // The outputs of one row and side: rows(q, r) + the sums.
   template <class Rows>
   UNFLIP_INLINE void put(All& sums, float* row, int side, const Rows& rows) {
-    const Sum *q = z_[kStemQ][side], *r = z_[kStemR][side];
-    const float* scale = t_.scale;
+    const float *q = z_[kStemQ][side], *r = z_[kStemR][side];
     const bool inside = 2 * (t_.first + Tiles) <= t_.width && t_.filters >= kFilters;
     float* first = row + (2 * t_.first + side) * t_.out_stride;
     float* to = inside ? first : part_;
     const int64_t step = inside ? 2 * t_.out_stride : kFilters;
     sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
       const int at = place(tile, c);
-      Stem::put(rows(V::load(q + at), V::load(r + at)) + v, scale + c, to + tile * step + c);
+      (rows(V::load(q + at), V::load(r + at)) + v).store(to + tile * step + c);
     });
     if (!inside) put_part(first, side);
   }
@@ -191,10 +175,10 @@ class StemSums {
       for (int c = 0; c < filters; c++) to[c] = part_[place(tile, c)];
   }
 
-  const StemTileOf<Number>& t_;
-  const Number* w_;  // advances while weights are used
-  alignas(64) Sum z_[2][2][Tiles * kFilters];
-  alignas(64) Sum right_[Tiles * kFilters];  // the start of z1, kept while z0 is computed
+  const StemTile& t_;
+  const float* w_;  // advances while weights are used
+  alignas(64) float z_[2][2][Tiles * kFilters];
+  alignas(64) float right_[Tiles * kFilters];  // the start of z1, kept while z0 is computed
   alignas(64) float part_[Tiles * kFilters];
 };
 
@@ -217,23 +201,124 @@ void stem_lines(const Number* const* rows, int64_t count, Number* to, int64_t st
 template <class V, int N>
 void stem_tile(const StemTile& t) {
   switch (t.tiles) {
-    case 1: return StemSums<FloatStem<V>, 1, N>(t).run();
-    case 2: return StemSums<FloatStem<V>, 2, N>(t).run();
-    case 3: return StemSums<FloatStem<V>, 3, N>(t).run();
-    case 4: return StemSums<FloatStem<V>, 4, N>(t).run();
-    case 5: return StemSums<FloatStem<V>, 5, N>(t).run();
-    default: return StemSums<FloatStem<V>, 6, N>(t).run();
+    case 1: return StemSums<V, 1, N>(t).run();
+    case 2: return StemSums<V, 2, N>(t).run();
+    case 3: return StemSums<V, 3, N>(t).run();
+    case 4: return StemSums<V, 4, N>(t).run();
+    case 5: return StemSums<V, 5, N>(t).run();
+    default: return StemSums<V, 6, N>(t).run();
   }
 }
 
-// At most kWholeStemTiles.
+// The products of a row kind and a column kind, for a tile of whole numbers.
+struct StemProducts {
+  const int16_t* const* lines = nullptr;  // of the row kind
+  int line_count = 0;
+  int64_t first = 0;                 // the column kind's place in a line, for the first tile
+  int64_t tile = 0;                  // numbers from one tile to the next
+  int steps = 0;                     // of each line, two numbers each
+  const int16_t* weights = nullptr;  // of the first block
+  int64_t block = 0;                 // numbers from one block to the next
+};
+
+constexpr int kStemGroup = 2;  // whole numbers per step
+
+// Sums of whole numbers are exact in any order. So each of the sixteen sums of products starts at 0 and does not wait for another.
+// Stem has a type Vector of sums and two functions: add_products<Tiles, N>(products, sums) stores the sums of products, and
+// put(vector, scale, to) stores a quarter of a vector as scaled floats.
+template <class Stem, int Tiles, int N>
+class WholeStemSums {
+ public:
+  using V = typename Stem::Vector;
+
+  explicit WholeStemSums(const WholeStemTile& t) : t_(t) {}
+
+  void run() {
+    StemProducts p;
+    p.tile = int64_t{kStemTerms} * t_.channels;
+    p.block = stem_block(t_.channels, kStemGroup);
+    p.weights = t_.weights;
+    for (int kind = kStemQ; kind <= kStemS; kind++) {
+      p.lines = t_.lines + stem_first(kind);
+      p.line_count = stem_terms(kind);
+      for (int column_kind = kStemQ; column_kind <= kStemS; column_kind++) {
+        p.first = t_.first * p.tile + stem_first(column_kind) * t_.channels;
+        p.steps = stem_steps(column_kind, t_.channels, kStemGroup);
+        Stem::template add_products<Tiles, N>(p, sums_[kind][column_kind]);
+        p.weights += int64_t{p.line_count} * p.steps * kStemGroup * kFloatBlock;
+      }
+    }
+    const bool inside = 2 * (t_.first + Tiles) <= t_.width && t_.filters >= kFilters;
+    for (int tile = 0; tile < Tiles; tile++)
+      for (int c = 0; c < kFilters; c += V::kWidth) put(tile, c, inside);
+  }
+
+ private:
+  static constexpr int kFilters = N * V::kWidth;
+
+  struct Sides {
+    V left, right;
+  };
+
+  // The outputs of a row kind.
+  UNFLIP_INLINE Sides sides(int kind, int at) const {
+    const V q = V::load(&sums_[kind][kStemQ][at]), r = V::load(&sums_[kind][kStemR][at]);
+    return {q + r + V::load(&sums_[kind][kStemP][at]), q - r + V::load(&sums_[kind][kStemS][at])};
+  }
+
+  // The four outputs of a tile.
+  UNFLIP_INLINE void put(int tile, int c, bool inside) const {
+    const int at = tile * kFilters + c;
+    const Sides q = sides(kStemQ, at), r = sides(kStemR, at), p = sides(kStemP, at), s = sides(kStemS, at);
+    put_row(t_.out[0], tile, c, inside, q.left + r.left + p.left, q.right + r.right + p.right);
+    if (t_.out[1]) put_row(t_.out[1], tile, c, inside, q.left - r.left + s.left, q.right - r.right + s.right);
+  }
+
+  UNFLIP_INLINE void put_row(float* row, int tile, int c, bool inside, V left, V right) const {
+    const int column = 2 * (t_.first + tile);
+    float* to = row + column * t_.out_stride + c;
+    if (inside) {
+      Stem::put(left, t_.scale + c, to);
+      Stem::put(right, t_.scale + c, to + t_.out_stride);
+      return;
+    }
+    float part[2][V::kWidth];
+    Stem::put(left, t_.scale + c, part[0]);
+    Stem::put(right, t_.scale + c, part[1]);
+    for (int side = 0; side < 2 && column + side < t_.width; side++)
+      for (int i = 0; i < V::kWidth && c + i < t_.filters; i++) to[side * t_.out_stride + i] = part[side][i];
+  }
+
+  const WholeStemTile& t_;
+  alignas(64) int32_t sums_[kStemKinds][kStemKinds][Tiles * kFilters];
+};
+
+// One sum of products, in registers. Stem::add(sum, x, w) adds the products of a step.
+template <class Stem, int Tiles, int N>
+UNFLIP_INLINE void add_stem_products(const StemProducts& p, int32_t* to) {
+  using V = typename Stem::Vector;
+  RegisterTile<V, Tiles, N> sums;
+  sums.each([](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = V::set(0); });
+  const int16_t* w = p.weights;
+  for (int line = 0; line < p.line_count; line++) {
+    const int16_t* in = p.lines[line] + p.first;
+    for (int k = 0; k < p.steps; k++, in += kStemGroup, w += kStemGroup * kFloatBlock)
+      sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
+        Stem::add(v, in + tile * p.tile, w + c / kFloatBlock * p.block + c % kFloatBlock * kStemGroup);
+      });
+  }
+  sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE { v.store(to + tile * N * V::kWidth + c); });
+}
+
 template <class Stem, int N>
 void whole_stem_tile(const WholeStemTile& t) {
   switch (t.tiles) {
-    case 1: return StemSums<Stem, 1, N>(t).run();
-    case 2: return StemSums<Stem, 2, N>(t).run();
-    case 3: return StemSums<Stem, 3, N>(t).run();
-    default: return StemSums<Stem, 4, N>(t).run();
+    case 1: return WholeStemSums<Stem, 1, N>(t).run();
+    case 2: return WholeStemSums<Stem, 2, N>(t).run();
+    case 3: return WholeStemSums<Stem, 3, N>(t).run();
+    case 4: return WholeStemSums<Stem, 4, N>(t).run();
+    case 5: return WholeStemSums<Stem, 5, N>(t).run();
+    default: return WholeStemSums<Stem, 6, N>(t).run();
   }
 }
 

@@ -229,16 +229,16 @@ void float_tile(const FloatTile& t) {
 constexpr int kStemPart = 2;  // tiles by 16 filters, in 8 registers
 
 // A tile in parts.
-template <class Stem>
-void stem_parts(const StemTileOf<typename Stem::Number>& t) {
-  StemTileOf<typename Stem::Number> part = t;
+template <class One, class Most, class Tile>
+void stem_parts(const Tile& t) {
+  Tile part = t;
   for (int done = 0; done < t.tiles; done += kStemPart) {
     part.first = t.first + done;
     part.tiles = t.tiles - done < kStemPart ? t.tiles - done : kStemPart;
     if (part.tiles == 1)
-      StemSums<Stem, 1, 2>(part).run();
+      One(part).run();
     else
-      StemSums<Stem, kStemPart, 2>(part).run();
+      Most(part).run();
   }
 }
 
@@ -326,9 +326,10 @@ struct WholeSums {
 
 struct WholeStem {
   using Vector = WholeSums;
-  using Number = int16_t;
-  using Sum = int32_t;
-  static constexpr int kGroup = 2;
+  template <int Tiles, int N>
+  static UNFLIP_INLINE void add_products(const StemProducts& p, int32_t* to) {
+    add_stem_products<WholeStem, Tiles, N>(p, to);
+  }
   static UNFLIP_INLINE void add(WholeSums& sum, const int16_t* x, const int16_t* w) {
     const v128_t two = wasm_v128_load32_splat(x);
     sum.a = wasm_i32x4_add(sum.a, wasm_i32x4_dot_i16x8(two, wasm_v128_load(w)));
@@ -491,7 +492,7 @@ constexpr Kernels make_kernels(const char* name) {
                      sum_abs<Wide>,
                      activation,
                      float_tile<Fused>,
-                     stem_parts<FloatStem<Double<Fused>>>,
+                     stem_parts<StemSums<Double<Fused>, 1, 2>, StemSums<Double<Fused>, kStemPart, 2>>,
                      stem_lines<Wide>,
                      depthwise_tile<Double<Fused>, 1>,
                      to_bytes,
@@ -502,7 +503,7 @@ constexpr Kernels make_kernels(const char* name) {
                      look_up_tile,
                      true};
   kernels.byte_pixels = kBytePart;
-  kernels.whole_stem_tile = stem_parts<WholeStem>;
+  kernels.whole_stem_tile = stem_parts<WholeStemSums<WholeStem, 1, 2>, WholeStemSums<WholeStem, kStemPart, 2>>;
   kernels.whole_stem_lines = stem_lines<Shorts, int16_t>;
   return kernels;
 }
