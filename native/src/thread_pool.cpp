@@ -21,10 +21,11 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(200);
 constexpr int kPausesPerLook = 32;  // reading the clock costs as much as several pauses
 
-// The first trial also wakes the threads, which may take much longer than a trial.
-constexpr auto kTrial = std::chrono::microseconds(2), kMostWaking = std::chrono::microseconds(500);
+// The overhead is measured after some questions, and less often if the threads did not wake up in time: other programs need the
+// cores. The first trial wakes the threads, which may take much longer than a trial.
+constexpr auto kTrial = std::chrono::microseconds(2), kMostWaking = std::chrono::microseconds(300);
 constexpr int kTrials = 4;
-constexpr unsigned kMeasureEvery = 256;
+constexpr int kMeasureEvery = 256, kMeasureRarely = 2048;
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -88,7 +89,7 @@ struct ThreadPool::State {
   uint64_t all_done = 0;      // jobs of all runs, this one included
   std::atomic<bool> busy{false};
 
-  std::atomic<unsigned> questions{0};
+  std::atomic<int> questions{0};  // before the next measurement
   std::atomic<int> overhead{0};
 
   alignas(64) std::atomic<int> asleep{0};
@@ -174,6 +175,42 @@ struct ThreadPool::State {
       }
     }
   }
+
+  // Returns false, without having done a job, if the threads cannot help.
+  bool run(int jobs, void (*work)(void*, int, int), void* context) {
+    if (threads == 1 || jobs <= 1 || from_the_parent() || busy.exchange(true, std::memory_order_acquire)) return false;
+    all_done += static_cast<uint64_t>(jobs);
+    share_out(jobs, work, context);
+    if (asleep.load(std::memory_order_relaxed) > 0) wake_all();
+    do_one(0, 0);  // while the ranges reach the other cores: the addition waits for them
+    if (asleep.fetch_add(0, std::memory_order_acq_rel) > 0) wake_all();  // those that fell asleep in the meantime
+    do_all(0);
+    wait();
+    busy.store(false, std::memory_order_release);
+    return true;
+  }
+
+  // The least overhead of some trials. While a thread sleeps, another one does its work, so a trial takes twice as long.
+  void measure() {
+    auto work = [](void*, int, int) {
+      for (const auto end = Clock::now() + kTrial; Clock::now() < end;) {
+      }
+    };
+    auto least = Clock::duration::max();
+    const auto begin = Clock::now();
+    auto start = begin;
+    for (int i = 0; i < kTrials || (may_spin && least >= 2 * kTrial && start < begin + kMostWaking); ++i) {
+      if (!run(threads, work, nullptr)) break;
+      const auto end = Clock::now();
+      least = std::min(least, end - start);
+      start = end;
+    }
+    questions.store(least < 2 * kTrial || least == Clock::duration::max() ? kMeasureEvery : kMeasureRarely,
+                    std::memory_order_relaxed);
+    if (least == Clock::duration::max()) return;  // another caller uses the threads
+    const auto more = std::chrono::duration_cast<std::chrono::nanoseconds>(least - kTrial).count();
+    overhead.store(static_cast<int>(std::clamp<int64_t>(more, 0, 1'000'000)), std::memory_order_relaxed);
+  }
 };
 
 ThreadPool::ThreadPool(int threads) : state_(new State(std::max(threads, 1))) {
@@ -205,42 +242,13 @@ int ThreadPool::threads() const { return state_->threads; }
 int ThreadPool::overhead() {
   State& s = *state_;
   if (s.threads == 1) return 0;
-  if (s.questions.fetch_add(1, std::memory_order_relaxed) % kMeasureEvery == 0) {
-    auto work = [](void*, int, int) {
-      for (const auto end = Clock::now() + kTrial; Clock::now() < end;) {
-      }
-    };
-    auto least = Clock::duration::max();
-    const auto begin = Clock::now();
-    auto start = begin;
-    // Until all threads are awake: before that, one of them does the work of two.
-    for (int i = 0; i < kTrials || (least >= 2 * kTrial && start < begin + kMostWaking); ++i) {
-      run(s.threads, work, nullptr);
-      const auto end = Clock::now();
-      least = std::min(least, end - start);
-      start = end;
-    }
-    const auto more = std::chrono::duration_cast<std::chrono::nanoseconds>(least - kTrial).count();
-    s.overhead.store(static_cast<int>(std::clamp<int64_t>(more, 0, 1'000'000)), std::memory_order_relaxed);
-  }
+  if (s.questions.fetch_sub(1, std::memory_order_relaxed) == 0) s.measure();
   return s.overhead.load(std::memory_order_relaxed);
 }
 
 void ThreadPool::run(int jobs, void (*work)(void* context, int job, int thread), void* context) {
-  State& s = *state_;
-  const bool alone = s.threads == 1 || jobs <= 1 || s.from_the_parent() || s.busy.exchange(true, std::memory_order_acquire);
-  if (alone) {
-    for (int job = 0; job < jobs; ++job) work(context, job, 0);
-    return;
-  }
-  s.all_done += static_cast<uint64_t>(jobs);
-  s.share_out(jobs, work, context);
-  if (s.asleep.load(std::memory_order_relaxed) > 0) s.wake_all();
-  s.do_one(0, 0);  // while the ranges reach the other cores: the addition waits for them
-  if (s.asleep.fetch_add(0, std::memory_order_acq_rel) > 0) s.wake_all();  // those that fell asleep in the meantime
-  s.do_all(0);
-  s.wait();
-  s.busy.store(false, std::memory_order_release);
+  if (state_->run(jobs, work, context)) return;
+  for (int job = 0; job < jobs; ++job) work(context, job, 0);
 }
 
 }  // namespace unflip

@@ -35,8 +35,8 @@ struct WholeSums {
   "vpmaddwd %%ymm13, %%ymm14, %%ymm14\n"           \
   "vpaddd %%ymm14, %%ymm" high ", %%ymm" high "\n"
 #define UNFLIP_STEM_STORE(at, low, high)           \
-  "vmovdqa %%ymm" low ", " at "(%[to])\n"          \
-  "vmovdqa %%ymm" high ", " at "+32(%[to])\n"
+  "vmovdqu %%ymm" low ", " at "(%[to])\n"          \
+  "vmovdqu %%ymm" high ", " at "+32(%[to])\n"
 #define UNFLIP_STEM_LOOP(clear, add, store)                                                                                \
   asm volatile(                                                                                                            \
       clear                                                                                                                \
@@ -59,7 +59,7 @@ struct WholeSums {
       "cmp %[end], %[line]\n"                                                                                              \
       "jne 1b\n"                                                                                                           \
       store                                                                                                                \
-      : [in] "=&r"(in), [in3] "=&r"(in3), [n] "=&r"(n), [w] "+r"(w), [line] "+r"(line)                                     \
+      : [in] "=&r"(in), [in3] "=&r"(in3), [n] "=&r"(n), [w] "+&r"(w), [line] "+&r"(line)                                     \
       : [to] "r"(to), [end] "r"(p.lines + p.line_count), [first] "r"(2 * p.first), [tile] "r"(2 * p.tile),                 \
         [steps] "r"(int64_t{p.steps})                                                                                      \
       : "cc", "memory", "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7", "ymm8", "ymm9", "ymm10", "ymm11",  \
@@ -82,6 +82,20 @@ struct WholeSums {
 #define UNFLIP_STEM_STORE6 UNFLIP_STEM_STORE5 UNFLIP_STEM_STORE("320", "10", "11")
 // clang-format on
 
+// AddressSanitizer does not see what assembly reads.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define UNFLIP_STEM_CHECKED
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define UNFLIP_STEM_CHECKED
+#endif
+#if defined(UNFLIP_STEM_CHECKED)
+constexpr bool kStemAssembly = false;
+#else
+constexpr bool kStemAssembly = true;
+#endif
+
 struct WholeStem {
   using Vector = WholeSums;
 
@@ -95,7 +109,7 @@ struct WholeStem {
   template <int Tiles, int N>
   static UNFLIP_INLINE void add_products(const StemProducts& p, int32_t* to) {
     static_assert(N == 2 && Tiles <= 6);
-    if constexpr (Tiles < 4) {
+    if constexpr (Tiles < 4 || !kStemAssembly) {
       add_stem_products<WholeStem, Tiles, N>(p, to);
     } else {
       const int16_t *in, *in3, *w = p.weights, *const *line = p.lines;

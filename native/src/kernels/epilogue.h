@@ -423,14 +423,21 @@ UNFLIP_INLINE void epilogue_column(const Job& job, const Steps& steps, const Sou
     epilogue_pixels<V, false, true>(job, steps, source, r, channel);
 }
 
-// All channels of a run, one vector after another. Returns false if this is not supported.
+// All channels of a run, one vector after another. A few pixels at a time, so that the first vector does not drive cache lines away
+// that the next ones need: with many channels, pixels are far apart. Returns false if this is not supported.
 template <class V, class Steps, class Source>
-UNFLIP_INLINE bool epilogue_columns(const Job& job, const Steps& steps, const Source& source, const Run& r, int channels) {
+UNFLIP_INLINE bool epilogue_columns(const Job& job, const Steps& steps, const Source& source, const Run& all, int channels) {
   if constexpr (V::kKeepsSteps && Steps::kFixed) {
-    if (job.params.thresholds > 0 ? !job.params.one_at_least : !job.target.out) return false;
-    int c = 0;
-    for (; c + V::kWidth <= channels; c += V::kWidth) epilogue_column<V>(job, steps, source, r, c);
-    if (c < channels) epilogue_column<typename V::Eight>(job, steps, source, r, c);
+    const EpilogueParams& f = job.params;
+    if (f.thresholds > 0 ? !f.one_at_least : !job.target.out) return false;
+    constexpr int kPixels = 8;
+    for (int i = 0; i < all.count; i += kPixels) {
+      const int count = all.count - i < kPixels ? all.count - i : kPixels;
+      const Run r{all.source + i, all.pixel + i, count, all.bits + int64_t{i} * f.code.pixel_bytes, all.channel};
+      int c = 0;
+      for (; c + V::kWidth <= channels; c += V::kWidth) epilogue_column<V>(job, steps, source, r, c);
+      if (c < channels) epilogue_column<typename V::Eight>(job, steps, source, r, c);
+    }
     return true;
   }
   return false;
