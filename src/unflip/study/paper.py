@@ -532,7 +532,22 @@ FINAL = Experiment(
     reference=BASELINE,
 )
 
+ENDS = Experiment(
+    "ends",
+    "What 8-bit ends cost",
+    "The baseline with float ends, and trained with 8-bit ends: the first convolution and the last linear layer have "
+    "8-bit weights and inputs. On test images.",
+    (
+        replace(_BASELINE, label="float ends", control=False),
+        Draft("int8", "8-bit ends", DOREFA, ("ends=int8",)),
+    ),
+    reference=BASELINE,
+)
+
 _PAPER = (READINGS, ABLATION, ALPHA, RHO_SWEEP, SOTA)
-_OURS = (CONTROLS, INTERPRETATIONS, REPLICATION, REPLICATION_FROM_ONE, CORRECTIONS, BEYOND, FINAL)
+_OURS = (
+    *(CONTROLS, INTERPRETATIONS, REPLICATION, REPLICATION_FROM_ONE, CORRECTIONS, BEYOND, FINAL),
+    ENDS,
+)
 _ALL = (*_PAPER, *_OURS)
 EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
