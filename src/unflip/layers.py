@@ -111,7 +111,7 @@ class BinaryLayer(nn.Module):
 
     def _refuse_nan(self, tensor: Tensor, what: str) -> None:
         """Raise for NaN, which has no sign. On a GPU or compiled, where a check would stall, NaN stays NaN."""
-        if can_be_read(tensor) and tensor.device.type == "cpu" and torch.isnan(tensor).any():
+        if can_be_read(tensor) and tensor.device.type == "cpu" and _has_nan(tensor.detach()):
             raise ValueError(f"{what} of layer {self._where()} has NaN, which has no sign")
 
     @torch.no_grad()
@@ -193,6 +193,11 @@ class BinaryLayer(nn.Module):
         if own - found:
             return f"lacks what this method needs ({', '.join(sorted(own - found)[:3])}, ...)"
         return None
+
+
+def _has_nan(x: Tensor) -> bool:
+    """A sum is fast, and NaN if a value is. It is NaN for +inf and -inf too, so then every value is looked at."""
+    return bool(x.sum().isnan()) and bool(x.isnan().any())
 
 
 BINARIZER_PARTS = ("weight_binarizer.", "input_binarizer.")

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from unflip.kernels import Kernels, Trial, check, scope, tuning
-from unflip.kernels.attach import attached
 from unflip.kernels.tuning import INTERPRETED, available
 from unflip.layers import BinaryConv2d, binary_layers, normalized
 
@@ -246,25 +245,17 @@ def test_copies_of_a_layer_have_no_kernels(make_trial: Callable[..., Trial]) -> 
             assert twin.fused_product is twin.fused_norm is None
 
 
-def test_nothing_is_attached_on_a_cpu(make_trial: Callable[..., Trial]) -> None:
+def test_only_prelus_are_changed_on_a_cpu(make_trial: Callable[..., Trial]) -> None:
     if INTERPRETED:
         pytest.skip("the interpreter takes tensors on the CPU")
     trial = make_trial(LNS)
     before = attributes(trial.model), cudnn_flags()
     with Kernels([trial], CPU):
-        assert (attributes(trial.model), cudnn_flags()) == before
-
-
-def test_attached_restores_what_a_module_had() -> None:
-    first, second = nn.Identity(), nn.Identity()
-    vars(first)["kernel"] = "old"
-    with attached([first, second], kernel="new"):
-        assert vars(first)["kernel"] == vars(second)["kernel"] == "new"
-        with attached([first], kernel=None):
-            assert vars(first)["kernel"] is None
-        assert vars(first)["kernel"] == "new"
-    assert vars(first)["kernel"] == "old"
-    assert "kernel" not in vars(second)
+        inside = attributes(trial.model)
+        changed = [name for name in inside if inside[name].pop("forward", None)]
+        assert changed == [n for n, m in trial.model.named_modules() if type(m) is nn.PReLU]
+        assert (inside, cudnn_flags()) == before
+    assert attributes(trial.model) == before[0]
 
 
 # --------------------------------------------------------------------------------------- fingerprint

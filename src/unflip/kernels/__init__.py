@@ -1,10 +1,11 @@
-"""GPU kernels for training. They are used inside a scope, on the modules of the given models only.
+"""Kernels for training, almost all for GPUs. They are used inside a scope, on the modules of the given models only.
 
 scope.py       Kernels: checks the kernels, attaches them to models, and restores everything on exit
 check.py       compares every kernel with torch on the network at hand, before it is used
 sign_conv/     the binary convolution: sign, product and straight-through gradient (Triton and CUDA C++)
 stem_conv.py   a network's first convolution, of images, by the kernels of sign_conv
 norm/          PReLU, BatchNorm and shortcut after a binary convolution
+prelu.py       the gradient of PReLU on a CPU, by vectorized operations
 mapping.py     the weights that networks predict (LNS): computed once per step, and several layers together
 mapping_conv/  the kernels for those networks, for layers of up to 128 channels
 mapping_products/  the same for wider layers, as matrix products on tensor cores

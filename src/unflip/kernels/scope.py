@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unflip.kernels import check, stem_conv, tuning
+from unflip.kernels import check, prelu, stem_conv, tuning
 from unflip.kernels.attach import attached
 from unflip.kernels.check import Trial
 from unflip.kernels.mapping import covered, mapped_layers, predict_fused
@@ -33,7 +33,7 @@ class Kernels:
 
     ``trials`` are all networks that train side by side on the device. On entry the kernels are checked and attached to
     the modules of these models, and cuDNN's flags are set; on exit all of it is restored. A kernel that fails its check
-    is left out with a warning. Nothing is attached on a CPU.
+    is left out with a warning. On a CPU, only PReLU has another gradient (``prelu.py``).
 
     Kernels that have passed on this machine are not checked again (``passed.py``).
 
@@ -56,6 +56,8 @@ class Kernels:
 
     def __enter__(self) -> Kernels:
         with ExitStack() as scope:
+            if self.device.type == "cpu":
+                scope.enter_context(prelu.vectorized(trial.model for trial in self.trials))
             if tuning.runs_on(self.device):
                 scope.enter_context(_cudnn_flags())
             if self._all(tuning.available() and tuning.runs_on(self.device)):

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
 from unflip.methods.pieces import at_least_float32, check_whole, least_float
 from unflip.methods.registry import register
-from unflip.ste import sign, straight_through
+from unflip.ste import clip, sign, straight_through
 
 Scope = Literal["layer", "filter"]
 
@@ -93,7 +93,7 @@ class ShiftedInputs(InputBinarizer):
     def forward(self, x: Tensor) -> Tensor:
         total = torch.zeros_like(x)
         for shift, scale in zip(self.shifts.unbind(), self.scales.unbind(), strict=True):
-            clipped = (x + shift).clamp(0, 1)
+            clipped = clip(x + shift, 0, 1)
             total = total + scale * straight_through(sign(clipped - 0.5), clipped)
         return total
 

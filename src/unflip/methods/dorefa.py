@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
 from unflip.methods.pieces import ClippedSign, LayerMeanSign, check_whole, least_float
 from unflip.methods.registry import register
-from unflip.ste import straight_through
+from unflip.ste import clip, straight_through
 
 
 class UnitInterval(InputBinarizer):
@@ -36,7 +36,7 @@ class UnitInterval(InputBinarizer):
 
     def forward(self, x: Tensor) -> Tensor:
         n = 2**self.bits - 1
-        clipped = x.clamp(0, 1)
+        clipped = clip(x, 0, 1)
         return straight_through(torch.round(clipped * n) / n, clipped)
 
     def code(self) -> InputCode:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
 from unflip.methods.pieces import layer_mean, sign_code
 from unflip.methods.registry import register
-from unflip.ste import sign, straight_through
+from unflip.ste import clip, sign, straight_through
 
 ALPHA_RANGE = (0.001, 0.9)
 SMALLEST_WIDTH = 0.2
@@ -56,7 +56,7 @@ class SoftStep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """φ(x)."""
         alpha = straight_through(self.alpha.clamp(*ALPHA_RANGE), self.alpha)
-        z = ((x - self.middle) / self.half_width).clamp(-1, 1)
+        z = clip((x - self.middle) / self.half_width, -1, 1)
         return torch.tanh(z * torch.atanh(1 - alpha)) / (1 - alpha)
 
 

@@ -36,7 +36,7 @@ from unflip.methods.base import (
 )
 from unflip.methods.pieces import centered, filter_mean, sign_code
 from unflip.methods.registry import register
-from unflip.ste import sign, straight_through
+from unflip.ste import clip, sign, straight_through
 
 
 class ErrorDecay(Numbers):
@@ -89,7 +89,7 @@ class DecayingSign(InputBinarizer):
         self.decay = decay
 
     def forward(self, x: Tensor) -> Tensor:
-        clipped = x.clamp(-1, 1)
+        clipped = clip(x, -1, 1)
         return straight_through(sign(x), self.decay(clipped).detach() * clipped)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:

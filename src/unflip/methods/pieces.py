@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, WeightBinarizer
-from unflip.ste import sign, straight_through
+from unflip.ste import clip, sign, straight_through
 
 # why methods that change the gradients of latent weights are unfit for LNS
 MAPPING_DECIDES_SIGNS = (
@@ -97,7 +97,7 @@ class ClippedSign(InputBinarizer):
     fused_as = "pm1"
 
     def forward(self, x: Tensor) -> Tensor:
-        return straight_through(sign(x), x.clamp(-1, 1))
+        return straight_through(sign(x), clip(x, -1, 1))
 
     def code(self) -> InputCode:
         return sign_code()
@@ -115,7 +115,7 @@ class ApproxSign(InputBinarizer):
 
 def parabolic_sign(x: Tensor) -> Tensor:
     """2x − x|x| on [−1, 1] and ±1 outside. Its derivative is max(0, 2 − 2|x|)."""
-    c = x.clamp(-1, 1)
+    c = clip(x, -1, 1)
     return 2 * c - c * c.abs()
 
 

@@ -45,7 +45,7 @@ from unflip.methods.pieces import (
     sign_code,
 )
 from unflip.methods.registry import register
-from unflip.ste import sign, straight_through
+from unflip.ste import clip, sign, straight_through
 
 Gradient = Literal["approximate", "clipped"]
 
@@ -70,7 +70,7 @@ class RSign(InputBinarizer):
 
     def forward(self, x: Tensor) -> Tensor:
         shifted = self.shifted(x)
-        soft = shifted.clamp(-1, 1) if self.clipped else parabolic_sign(shifted)
+        soft = clip(shifted, -1, 1) if self.clipped else parabolic_sign(shifted)
         return straight_through(sign(shifted), soft)
 
     def code(self) -> InputCode:

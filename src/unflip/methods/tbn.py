@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
 from unflip.methods.pieces import FilterMeanSign, sample_dims
 from unflip.methods.registry import register
-from unflip.ste import straight_through
+from unflip.ste import clip, straight_through
 
 
 class Ternary(InputBinarizer):
@@ -38,7 +38,7 @@ class Ternary(InputBinarizer):
     def forward(self, x: Tensor) -> Tensor:
         delta = self.share * x.abs().mean(self.sample, keepdim=True)
         ternary = (x >= delta).to(x.dtype) - (x <= -delta).to(x.dtype)
-        return straight_through(ternary, x.clamp(-1, 1))
+        return straight_through(ternary, clip(x, -1, 1))
 
     def code(self) -> InputCode:
         steps = torch.tensor([[-self.share], [self.share]])
