@@ -29,6 +29,7 @@ ORDER = [
     "printable",
     "pictures",
     "resize",
+    "vectorized",
     "ste",
     "unflip",  # the names that a user sees; imported when they are first used
     "networks",
@@ -199,6 +200,7 @@ def test_kernels_and_runtime_know_only_their_neighbors() -> None:
     graph = package_graph()
     assert set(graph["kernels"]) <= {
         "disk",
+        "vectorized",
         "methods.base",
         "methods.registry",
         "layers",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unflip.ste import clip, sign, straight_through
+from unflip.ste import sign, straight_through
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -29,36 +29,6 @@ def test_sign_on_a_cpu_is_where(dtype: torch.dtype) -> None:
     torch.testing.assert_close(sign(x), expected.to(dtype), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(sign(x[::3]), sign(x)[::3], rtol=0, atol=0, equal_nan=True)
     assert not sign(x.clone().requires_grad_()).requires_grad
-
-
-@pytest.mark.parametrize("ends", [(-1, 1), (0, 1), (-0.3, 0.7)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_clip_has_the_gradient_of_clamp(dtype: torch.dtype, ends: tuple[float, float]) -> None:
-    low, high = torch.tensor(ends, dtype=dtype)
-    steps = torch.tensor([-2, -1, 0, 1, 2], dtype=torch.float64) * torch.finfo(dtype).eps
-    near = [(end.double() * (1 + steps) + steps / 8).to(dtype) for end in (low, high)]
-    x = torch.cat(
-        [*near, torch.randn(50).to(dtype), torch.tensor([math.inf, -math.inf], dtype=dtype)]
-    )
-    upstream = torch.randn(len(x)).to(dtype)
-    found = []
-    for function in (clip, Tensor.clamp):
-        leaf = x.clone().requires_grad_()
-        y = function(leaf, *ends)
-        y.backward(upstream)
-        assert leaf.grad is not None
-        found.append((y.detach(), leaf.grad))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-
-
-def test_clip_under_func_and_twice() -> None:
-    x = torch.tensor([-2.0, -1.0, 0.5, 1.0, 1.5], dtype=torch.float64)
-    inside = torch.func.grad(lambda v: clip(v, -1, 1).sum())(x)
-    assert inside.tolist() == [0, 1, 1, 1, 0]
-    assert torch.vmap(lambda v: clip(v, -1, 1))(x).tolist() == [-1, -1, 0.5, 1, 1]
-    leaf = (0.9 * x).requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda v: clip(v, -1, 1) ** 2, leaf)
 
 
 def test_sign_keeps_shape_and_leaves_its_input() -> None:

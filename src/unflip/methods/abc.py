@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
 from unflip.methods.pieces import at_least_float32, check_whole, least_float
 from unflip.methods.registry import register
-from unflip.ste import clip, sign, straight_through
+from unflip.ste import sign, straight_through
+from unflip.vectorized import clip
 
 Scope = Literal["layer", "filter"]
 

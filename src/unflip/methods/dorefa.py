@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
 from unflip.methods.pieces import ClippedSign, LayerMeanSign, check_whole, least_float
 from unflip.methods.registry import register
-from unflip.ste import clip, straight_through
+from unflip.ste import straight_through
+from unflip.vectorized import clip
 
 
 class UnitInterval(InputBinarizer):

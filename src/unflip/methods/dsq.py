@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, Method, WeightBinarizer
 from unflip.methods.pieces import layer_mean, sign_code
 from unflip.methods.registry import register
-from unflip.ste import clip, sign, straight_through
+from unflip.ste import sign, straight_through
+from unflip.vectorized import clip
 
 ALPHA_RANGE = (0.001, 0.9)
 SMALLEST_WIDTH = 0.2

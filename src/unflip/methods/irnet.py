@@ -36,7 +36,8 @@ from unflip.methods.base import (
 )
 from unflip.methods.pieces import centered, filter_mean, sign_code
 from unflip.methods.registry import register
-from unflip.ste import clip, sign, straight_through
+from unflip.ste import sign, straight_through
+from unflip.vectorized import clip
 
 
 class ErrorDecay(Numbers):

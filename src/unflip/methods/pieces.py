@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, WeightBinarizer
-from unflip.ste import clip, sign, straight_through
+from unflip.ste import sign, straight_through
+from unflip.vectorized import clip
 
 # why methods that change the gradients of latent weights are unfit for LNS
 MAPPING_DECIDES_SIGNS = (
@@ -88,7 +89,7 @@ class ClippedFilterMeanSign(FilterMeanSign):
     """FilterMeanSign with the clipped gradient: ∂L/∂W = ∂L/∂Q · 1[|W| ≤ 1]."""
 
     def surrogate(self, weight: Tensor) -> Tensor:
-        return weight.clamp(-1, 1)
+        return clip(weight, -1, 1)
 
 
 class ClippedSign(InputBinarizer):

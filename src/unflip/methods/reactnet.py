@@ -45,7 +45,8 @@ from unflip.methods.pieces import (
     sign_code,
 )
 from unflip.methods.registry import register
-from unflip.ste import clip, sign, straight_through
+from unflip.ste import sign, straight_through
+from unflip.vectorized import clip, prelu
 
 Gradient = Literal["approximate", "clipped"]
 
@@ -102,7 +103,7 @@ class RPReLU(nn.PReLU):
             shift.view(view).to(x.dtype)  # under autocast x stays in half precision
             for shift in (self.adapted.before, self.adapted.after)
         )
-        return super().forward(x + before) + after
+        return prelu(x + before, self.weight) + after
 
 
 @register("reactnet")

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from unflip.methods.base import InputBinarizer, InputCode, Method, WeightBinarizer
 from unflip.methods.pieces import FilterMeanSign, sample_dims
 from unflip.methods.registry import register
-from unflip.ste import clip, straight_through
+from unflip.ste import straight_through
+from unflip.vectorized import clip
 
 
 class Ternary(InputBinarizer):
