@@ -169,7 +169,8 @@ class Kernels:
 def _sources() -> str:
     """A hash of the sources of the kernels, and of the layers and methods that they are compared with."""
     package, digest = FOLDER.parent, hashlib.sha256()
-    plain = [package / "layers.py", package / "ste.py", *(package / "methods").rglob("*.py")]
+    files = "layers.py", "ste.py", "vectorized.py"
+    plain = [*(package / name for name in files), *(package / "methods").rglob("*.py")]
     for path in sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.cu"), *plain]):
         digest.update(f"{path.relative_to(package)}\n".encode())
         digest.update(path.read_bytes())
