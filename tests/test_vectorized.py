@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unflip.vectorized import clip, prelu
 
@@ -45,3 +45,12 @@ def test_second_derivatives_of_prelu() -> None:
     x = torch.tensor([[-2.0, 3.0], [-0.5, 1.5]], dtype=torch.float64, requires_grad=True)
     slope = torch.tensor([0.25, -1.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(prelu, (x, slope))
+
+
+def test_torch_fx_traces_it() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, slope: Tensor) -> Tensor:
+            return prelu(clip(x, -1, 1), slope)
+
+    x, slope = torch.randn(3, 4), torch.tensor([0.25])
+    assert torch.equal(torch.fx.symbolic_trace(Model())(x, slope), Model()(x, slope))

@@ -17,7 +17,8 @@ from torch import Tensor
 def eager_on_cpu(x: Tensor) -> bool:
     """Whether the forms for a CPU apply: not while tracing, compiling or exporting, nor under torch.func."""
     return (
-        x.device.type == "cpu"
+        isinstance(x, Tensor)  # torch.fx traces with other objects
+        and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
