@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unflip.ste import sign, straight_through
+from unflip.ste import clipped_sign, sign, straight_through
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -82,3 +82,21 @@ def test_compiled_equals_eager(backend: str) -> None:
     assert eager[1][:8].tolist() == [0, 2, 3, 4, 5, 6, 7, 0]
     torch.testing.assert_close(compiled, eager, rtol=0, atol=0, equal_nan=True)
     assert compiled[0][8].isnan()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clipped_sign_is_sign_with_the_gradient_of_clamp(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    ends = [1 - eps, 1.0, 1 + eps, 1 + 2 * eps, 0.0, 1e-4, math.inf]
+    x = torch.tensor([*ends, *(-end for end in ends)], dtype=dtype)
+    upstream = torch.arange(1, len(x) + 1).to(dtype)
+    found = []
+    for function in (clipped_sign, lambda v: straight_through(sign(v), v.clamp(-1, 1))):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        y.backward(upstream)
+        assert leaf.grad is not None
+        found.append((y.detach(), leaf.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert torch.equal(clipped_sign(x), sign(x))  # without a gradient

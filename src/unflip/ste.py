@@ -5,11 +5,15 @@ then never flip while the loss still falls. ``hard.detach() + (soft - soft.detac
 exported, and its value is exactly ``hard`` because x - x = 0.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unflip.vectorized import eager_on_cpu
+from unflip.vectorized import clip_gradient, differentiated_on_cpu, eager_on_cpu
 
 
 def sign(x: Tensor) -> Tensor:
@@ -33,3 +37,22 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     ``soft`` must be finite: inf - inf is NaN.
     """
     return hard.detach() + (soft - soft.detach())
+
+
+def clipped_sign(x: Tensor) -> Tensor:
+    """sign(x) with the gradient of ``x.clamp(-1, 1)``. On a CPU this is one function, which reads x less often."""
+    if differentiated_on_cpu(x):
+        return _ClippedSign.apply(x)
+    return straight_through(sign(x), x.clamp(-1, 1))
+
+
+class _ClippedSign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return sign(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return clip_gradient(grad, x, -1, 1)

@@ -25,37 +25,46 @@ def eager_on_cpu(x: Tensor) -> bool:
     )
 
 
+def differentiated_on_cpu(x: Tensor) -> bool:
+    return eager_on_cpu(x) and x.requires_grad and torch.is_grad_enabled()
+
+
 def clip(x: Tensor, low: float, high: float) -> Tensor:
     """``x.clamp(low, high)``: its gradient is 1 from ``low`` to ``high``, both included, and 0 outside.
 
     Where x is NaN, so is the value. The gradient there is 0 or 1, depending on the device.
     """
-    if eager_on_cpu(x) and x.requires_grad and torch.is_grad_enabled():
+    if differentiated_on_cpu(x):
         return _Clip.apply(x, low, high)
     return x.clamp(low, high)
 
 
+def clip_gradient(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    """``grad`` where low <= x <= high, otherwise 0: by hardtanh, which leaves out both ends, so from the floats beyond
+    them."""
+    ends = torch.tensor([low, high], dtype=x.dtype)
+    beyond = torch.nextafter(ends, ends.new_tensor([-math.inf, math.inf])).tolist()
+    return torch.ops.aten.hardtanh_backward(grad, x, *beyond)
+
+
 def prelu(x: Tensor, slope: Tensor) -> Tensor:
     """``F.prelu(x, slope)``: x where x > 0, otherwise slope · x, with one slope per channel or one for all."""
-    if eager_on_cpu(x) and x.requires_grad and torch.is_grad_enabled() and x.dim() > 1:
+    if differentiated_on_cpu(x) and x.dim() > 1:
         return _PReLU.apply(x, slope)
     return F.prelu(x, slope)
 
 
 class _Clip(torch.autograd.Function):
-    """clamp, with the gradient of hardtanh, which leaves out both ends: so it gets the next floats beyond them."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
-        ends = torch.tensor([low, high], dtype=x.dtype)
-        ctx.beyond = torch.nextafter(ends, ends.new_tensor([-math.inf, math.inf])).tolist()
+        ctx.ends = low, high
         ctx.save_for_backward(x)
         return x.clamp(low, high)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        return torch.ops.aten.hardtanh_backward(grad, x, *ctx.beyond), None, None
+        return clip_gradient(grad, x, *ctx.ends), None, None
 
 
 class _PReLU(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unflip.methods.base import BinaryWeight, InputBinarizer, InputCode, WeightBinarizer
-from unflip.ste import sign, straight_through
+from unflip.ste import clipped_sign, sign, straight_through
 from unflip.vectorized import clip
 
 # why methods that change the gradients of latent weights are unfit for LNS
@@ -98,7 +98,7 @@ class ClippedSign(InputBinarizer):
     fused_as = "pm1"
 
     def forward(self, x: Tensor) -> Tensor:
-        return straight_through(sign(x), clip(x, -1, 1))
+        return clipped_sign(x)
 
     def code(self) -> InputCode:
         return sign_code()

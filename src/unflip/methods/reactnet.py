@@ -45,8 +45,8 @@ from unflip.methods.pieces import (
     sign_code,
 )
 from unflip.methods.registry import register
-from unflip.ste import sign, straight_through
-from unflip.vectorized import clip, prelu
+from unflip.ste import clipped_sign, sign, straight_through
+from unflip.vectorized import prelu
 
 Gradient = Literal["approximate", "clipped"]
 
@@ -71,8 +71,9 @@ class RSign(InputBinarizer):
 
     def forward(self, x: Tensor) -> Tensor:
         shifted = self.shifted(x)
-        soft = clip(shifted, -1, 1) if self.clipped else parabolic_sign(shifted)
-        return straight_through(sign(shifted), soft)
+        if self.clipped:
+            return clipped_sign(shifted)
+        return straight_through(sign(shifted), parabolic_sign(shifted))
 
     def code(self) -> InputCode:
         return sign_code(-self.shift.view(1, -1))

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from unflip.methods.base import InputBinarizer, InputCode, Method, Numbers, WeightBinarizer
 from unflip.methods.pieces import ClippedSign, PlainSign, check_whole, sign_code
 from unflip.methods.registry import register
-from unflip.ste import sign, straight_through
+from unflip.ste import clipped_sign, sign, straight_through
 
 
 class Progress(Numbers):
@@ -97,7 +97,7 @@ class MaskedInputs(InputBinarizer):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
-            return straight_through(sign(x), x.clamp(-1, 1))
+            return clipped_sign(x)
         mask = torch.rand_like(x) < self.progress.value
         return partly_binary(x, mask, self.config.gradient == "straight_through")
 
