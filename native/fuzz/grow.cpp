@@ -144,9 +144,10 @@ std::string Grower::new_tensor(bool is_float, std::vector<int64_t> shape) {
   for (int64_t size : shape) count *= size;
   Tensor made{is_float, std::move(shape), {}};
   const int64_t different = std::min<int64_t>(count, 500);  // random numbers take time: the rest repeats them
+  const int zeros = random_.chance(20) ? 70 : 0;            // in percent: as in a network with pruned filters
   for (int64_t i = 0; i < count; ++i) {
     const size_t width = is_float ? sizeof(float) : 1;
-    const float value = is_float && i < different ? random_.value() : 0;
+    const float value = is_float && i < different && !random_.chance(zeros) ? random_.value() : 0;
     if (i >= different) {
       for (size_t b = 0; b < width; ++b) made.bytes.push_back(made.bytes[static_cast<size_t>(i % different) * width + b]);
     } else if (is_float) {

@@ -215,18 +215,21 @@ class EngineImpl : public Engine {
   }
 
   // Folds a factor that directly follows into the scales of the weights, unless a product leaves the normal floats. If it
-  // overflows, a sum of 0 would become NaN. If it is smaller than they are, it loses digits that a large sum still has.
+  // overflows, a sum of 0 would become NaN. If it is smaller than they are, it loses digits that a large sum still has. An offset
+  // must not become 0, because the plan has chosen the layout of the input by whether there is one.
   static void fold_scale(Convolution& conv, std::vector<Step>& steps) {
     if (steps.empty() || steps[0].kind != StepKind::Affine || steps[0].scale.empty()) return;
     if (conv.offset.size() == 1) conv.offset.resize(conv.filters, conv.offset[0]);
     const std::vector<float>& scale = steps[0].scale;
     auto factor = [&](size_t i) { return scale[scale.size() == 1 ? 0 : i % conv.filters]; };
-    auto keeps_digits = [&](const std::vector<float>& numbers) {
-      for (size_t i = 0; i < numbers.size(); i++)
-        if (numbers[i] != 0 && factor(i) != 0 && !std::isnormal(numbers[i] * factor(i))) return false;
+    auto keeps_digits = [&](const std::vector<float>& numbers, bool may_vanish) {
+      for (size_t i = 0; i < numbers.size(); i++) {
+        const bool vanishes = may_vanish && factor(i) == 0;
+        if (numbers[i] != 0 && !vanishes && !std::isnormal(numbers[i] * factor(i))) return false;
+      }
       return true;
     };
-    if (!keeps_digits(conv.scales) || !keeps_digits(conv.offset)) return;
+    if (!keeps_digits(conv.scales, true) || !keeps_digits(conv.offset, false)) return;
     for (size_t i = 0; i < conv.scales.size(); i++) conv.scales[i] *= factor(i);
     for (size_t i = 0; i < conv.offset.size(); i++) conv.offset[i] *= factor(i);
     steps[0].scale.clear();

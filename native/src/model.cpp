@@ -153,22 +153,21 @@ unflip_model* make_model(const uint8_t* data, size_t size, int threads, const un
 }
 
 // A workspace for the duration of a run. Returned workspaces are kept, so there are as many as there were runs at the same time.
+//
+// In a child of fork(), the lock stays taken forever if another thread of the parent had it. So nobody waits long for it: a run
+// without the lock makes a workspace of its own and frees it.
 class Lease {
  public:
   explicit Lease(unflip_model& model) : model_(model) {
-    {
-      std::lock_guard<std::mutex> lock(model.mutex);
-      if (!model.idle.empty()) {
-        workspace_ = std::move(model.idle.back());
-        model.idle.pop_back();
-      }
+    if (const auto lock = lock_soon(); lock && !model.idle.empty()) {
+      workspace_ = std::move(model.idle.back());
+      model.idle.pop_back();
     }
     if (!workspace_) workspace_ = model.engine->workspace();
   }
   ~Lease() {
     try {
-      std::lock_guard<std::mutex> lock(model_.mutex);
-      model_.idle.push_back(std::move(workspace_));
+      if (const auto lock = lock_soon()) model_.idle.push_back(std::move(workspace_));
     } catch (...) {  // no memory for the list: free the workspace
     }
   }
@@ -178,6 +177,15 @@ class Lease {
   Workspace& workspace() { return *workspace_; }
 
  private:
+  std::unique_lock<std::mutex> lock_soon() {
+    std::unique_lock<std::mutex> lock(model_.mutex, std::try_to_lock);
+    for (int i = 0; i < 1000 && !lock; ++i) {
+      std::this_thread::yield();
+      (void)lock.try_lock();
+    }
+    return lock;
+  }
+
   unflip_model& model_;
   std::unique_ptr<Workspace> workspace_;
 };
@@ -310,6 +318,7 @@ size_t unflip_printable(const char* text, char* to, size_t size) {
 }
 
 int unflip_input_shape(const unflip_model* model, int shape[3]) {
+  if (shape != nullptr) copy_shape({}, shape);
   return property(model, 1, [&](const unflip_model& m) {
     copy_shape(m.engine->graph().input, shape);
     return 0;
@@ -317,8 +326,9 @@ int unflip_input_shape(const unflip_model* model, int shape[3]) {
 }
 
 int unflip_output_shape(const unflip_model* model, int shape[3]) {
+  if (shape != nullptr) copy_shape({}, shape);
   return property(model, 1, [&](const unflip_model& m) {
-    copy_shape({}, shape);
+    if (shape == nullptr) fail("shape must not be NULL");
     refuse_several(&m, "unflip_shape_of_output");
     return unflip_shape_of_output(&m, 0, shape);
   });
@@ -334,8 +344,8 @@ const char* unflip_output_name(const unflip_model* model, int output) {
 }
 
 int unflip_shape_of_output(const unflip_model* model, int output, int shape[3]) {
+  if (shape != nullptr) copy_shape({}, shape);
   return property(model, 1, [&](const unflip_model& m) {
-    copy_shape({}, shape);
     const unflip::Graph& graph = m.engine->graph();
     copy_shape(graph.shape(checked(graph.outputs, output, "output").value), shape);
     return 0;

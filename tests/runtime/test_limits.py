@@ -171,6 +171,28 @@ def test_scales_whose_product_loses_digits(
         np.testing.assert_allclose(found, right, rtol=1e-6)
 
 
+def test_a_scale_of_0_keeps_an_offset(
+    instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout of codes depends on whether there is an offset. The factor made it 0 after the layout was chosen, and
+    the kernels read beyond the codes."""
+    net = Net(16, 6, 6)
+    filters = np.ones(16, F32)
+    filters[0] = 0
+    steps = [{"step": "affine", "scale": net.keep(filters)}]
+    fields = {"bits": net.signs(16 * 8 * 9), "scales": net.keep(np.ones((1, 16), F32))}
+    fields |= {"offset": net.keep(1 - filters), "groups": 2, "padding": [3] * 4, "steps": steps}
+    net.conv(net.quantize(0), (16, 8, 3, 3), **fields)
+    x = np.random.default_rng(1).normal(size=(1, *net.shape)).astype(F32)
+    right = evaluate(net.packed(), torch.from_numpy(x)).numpy()
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        network = Network.from_bytes(net.data(), 1)
+        found = np.empty((1, *network.outputs[0][1]), F32)
+        network.run(x, found)
+        np.testing.assert_array_equal(found, right, isa)
+
+
 @pytest.mark.parametrize("function", ["silu", "gelu_tanh", "mish"])
 def test_activations_of_large_numbers(
     function: str, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
@@ -341,9 +363,22 @@ def many_holes() -> Net:
     return net
 
 
-@pytest.mark.parametrize("made", [tall_images, many_holes])
+def many_shortcuts() -> Net:
+    """All steps are fused into the convolution. Each shortcut was looked up in all of them."""
+    net = Net(1, 1, 1)
+    value = net.op("map", 0, steps=[{"step": "clamp", "low": 0.0, "high": 1.0}])
+    scales = net.keep(np.ones((1, 1), F32))
+    net.conv(net.quantize(0), (1, 1, 1, 1), bits=net.signs(1), scales=scales)
+    steps = [{"step": "add", "value": value}] * 250
+    for _ in range(240):
+        net.op("map", len(net.ops), steps=steps)
+    net.op("map", len(net.ops), steps=[{"step": "mul", "value": value}])
+    return net
+
+
+@pytest.mark.parametrize("made", [tall_images, many_holes, many_shortcuts])
 def test_loading_is_not_quadratic(made: Any) -> None:
-    """These took 5 and 4 seconds."""
+    """These took 5, 4 and 5 seconds."""
     data = made().data()
     began = time.perf_counter()
     Network.from_bytes(data, 1, 0, 10**15)
@@ -422,7 +457,19 @@ def blocks_of_filters() -> Net:
     return net
 
 
-@pytest.mark.parametrize("made", [far_apart, border_of_bytes, instance_norm, blocks_of_filters])
+def counted_channels() -> Net:
+    """The bits of two channels, tap by tap, for each of 64 bases and 8 planes."""
+    net = Net(2, 20, 20)
+    fields = {"groups": 2, "padding": [7, 8, 7, 8], "bits": net.signs(64 * 2 * 255)}
+    scales = net.keep(np.ones((64, 1), F32))
+    net.conv(net.quantize(0, 8, 0.0), (2, 1, 15, 17), scales=scales, **fields)
+    return net
+
+
+MADE = [far_apart, border_of_bytes, instance_norm, blocks_of_filters, counted_channels]
+
+
+@pytest.mark.parametrize("made", MADE)
 def test_time_of_a_unit_of_work(
     made: Any, instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

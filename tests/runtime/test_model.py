@@ -288,6 +288,33 @@ assert same and os.waitpid(child, 0)[1] == 0
     subprocess.run([sys.executable, "-c", script, files["residual"]], check=True, timeout=60)
 
 
+def test_children_while_other_threads_run(files: Files) -> None:
+    """A fork may come while another thread has a lock of the model, which nobody releases in the child."""
+    script = """
+import os, signal, sys, threading, numpy as np, unflip
+model = unflip.load(sys.argv[1])
+x = np.ones((1, *model.input_shape), np.float32)
+expected, stop = model(x), threading.Event()
+
+def run():
+    while not stop.is_set():
+        model(x)
+
+threads = [threading.Thread(target=run) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if all(np.array_equal(model(x), expected) for _ in range(3)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, files["residual"]]
+    subprocess.run(command, check=True, timeout=120)
+
+
 # --- what it tells
 
 

@@ -328,7 +328,9 @@ Size code_conv_work(const Op& op, const Quantizer& quantizer) {
   const Size compare = bases * planes * c.filters * (parts((taps * c.channels).value(), 64) + 4);
   // With an offset, the ones of the window are counted for every block of filters: blocks of 64, and one smaller.
   const Size ones = c.offset.empty() ? 0 : planes * (parts(c.filters, 64) + 1) * taps * (4 + Size(c.channels) / 16);
-  return pixels_of(op.shape) * (copy + compare + ones + terms * (padded(c.filters) + 8));
+  // Channels are counted digit by digit, for 64 of them at a time.
+  const Size count = counts_channels(op) ? bases * planes * parts(c.filters, 64) * taps * c.channels * 8 : 0;
+  return pixels_of(op.shape) * (copy + compare + ones + count + terms * (padded(c.filters) + 8));
 }
 
 // Eight filters at a time; a window in the border is copied for every 16 filters.

@@ -214,12 +214,11 @@ class Planner {
     const std::vector<int>& inputs = graph_.ops[planned.op].inputs;
     const int out = planned.emits.value;
     if (out < 0 || graph_.ops[planned.op].kind != OpKind::Conv || !graph_.is_code(inputs[0])) return -1;
-    auto multiplies = [&](int v) {
-      return planned.emits.unit == v || std::any_of(planned.steps.begin(), planned.steps.end(),
-                                                    [v](const Step& s) { return s.kind == StepKind::Mul && s.value == v; });
-    };
+    std::set<int> factors = {planned.emits.unit};
     for (const Step& s : planned.steps)
-      if (s.kind == StepKind::Add && s.value > 0 && last_reader[s.value] == step && !multiplies(s.value) &&
+      if (s.kind == StepKind::Mul) factors.insert(s.value);
+    for (const Step& s : planned.steps)
+      if (s.kind == StepKind::Add && s.value > 0 && last_reader[s.value] == step && !factors.count(s.value) &&
           plan_.values[s.value].stride == plan_.values[out].stride && plan_.size[s.value] == bytes_of(out))
         return s.value;
     return -1;
