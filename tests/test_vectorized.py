@@ -54,3 +54,27 @@ def test_torch_fx_traces_it() -> None:
 
     x, slope = torch.randn(3, 4), torch.tensor([0.25])
     assert torch.equal(torch.fx.symbolic_trace(Model())(x, slope), Model()(x, slope))
+
+
+def test_gradients_while_torch_flushes_denormal_numbers() -> None:
+    """There, the float next to 0 is 0."""
+    x = torch.tensor([-1.0, -0.0, 0.0, 0.5, 1.0, 1.5], requires_grad=True)
+    torch.set_flush_denormal(True)
+    try:
+        clip(x, 0, 1).sum().backward()
+    finally:
+        torch.set_flush_denormal(False)
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 1, 1, 1, 1, 0]
+
+
+def test_traces_and_forward_mode_have_torchs_operations() -> None:
+    x = torch.randn(3, 4).requires_grad_()
+    slope = torch.tensor([0.25])
+    traced = torch.jit.trace(lambda v: prelu(clip(v, -1, 1), slope), x)
+    assert torch.equal(traced(x), prelu(clip(x, -1, 1), slope))
+    assert "PythonOp" not in str(traced.graph)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = torch.autograd.forward_ad.unpack_dual(clip(dual, -1, 1)).tangent
+    assert torch.equal(tangent, (x.abs() <= 1).float())

@@ -118,12 +118,35 @@ def freeze(model: nn.Module) -> nn.Module:
         raise ValueError(
             f"{type(model).__name__} has no binary layer to freeze; call unflip.binarize first"
         )
-    frozen = copy.deepcopy(model).eval()
+    frozen = copied(model).eval()
     for name, layer in list(binary_layers(frozen)):
         become(layer, _frozen_twin(name, layer))
     for name, kept in list(int8_layers(frozen)):
         become(kept, freeze_int8(name, kept))
     return frozen
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy. What it would share with ``model``, or could not copy, is refused by name."""
+    for name, module in model.named_modules():
+        function = vars(module).get("forward")
+        cells = getattr(function, "__closure__", None) or ()
+        if any(isinstance(cell.cell_contents, nn.Module) for cell in cells):
+            raise ValueError(
+                f"the forward of {_named(name, module)} is a function that was put in its place, so a copy would still "
+                "run the original. Undo that, or use types.MethodType(function, module)"
+            )
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+                raise ValueError(
+                    f"{key} of {_named(name, module)} is a tensor with a gradient, which torch cannot copy. Detach it; "
+                    "if weight_norm, spectral_norm or pruning made it, remove that first"
+                )
+    return copy.deepcopy(model)
+
+
+def _named(name: str, module: nn.Module) -> str:
+    return f"{name!r} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
 
 
 def _no_sign(name: str, layer: BinaryLayer) -> str:

@@ -12,15 +12,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def eager_on_cpu(x: Tensor) -> bool:
-    """Whether the forms for a CPU apply: not while tracing, compiling or exporting, nor under torch.func."""
+    """Whether the forms for a CPU apply: not while torch traces, compiles or exports, nor under torch.func."""
     return (
         isinstance(x, Tensor)  # torch.fx traces with other objects
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and not torch.compiler.is_compiling()
+        and not torch._C._get_tracing_state()
+        and forward_ad._current_level < 0  # no forward-mode gradients
         and not torch._C._are_functorch_transforms_active()
     )
 
@@ -40,15 +43,27 @@ def clip(x: Tensor, low: float, high: float) -> Tensor:
 
 
 def clip_gradient(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    """``grad`` where low <= x <= high, otherwise 0: by hardtanh, which leaves out both ends, so from the floats beyond
-    them."""
+    """``grad`` where low <= x <= high, otherwise 0, for finite ends.
+
+    By the gradient of hardtanh, which leaves out both ends. So its ends are the floats beyond these.
+    """
     ends = torch.tensor([low, high], dtype=x.dtype)
-    beyond = torch.nextafter(ends, ends.new_tensor([-math.inf, math.inf])).tolist()
-    return torch.ops.aten.hardtanh_backward(grad, x, *beyond)
+    below, above = torch.nextafter(ends, ends.new_tensor([-math.inf, math.inf])).tolist()
+    tiny = torch.finfo(
+        x.dtype
+    ).tiny  # where torch flushes denormal numbers, nothing else is beyond 0
+    below, above = (
+        (low - tiny if below == low else below),
+        (high + tiny if above == high else above),
+    )
+    return torch.ops.aten.hardtanh_backward(grad, x, below, above)
 
 
 def prelu(x: Tensor, slope: Tensor) -> Tensor:
-    """``F.prelu(x, slope)``: x where x > 0, otherwise slope · x, with one slope per channel or one for all."""
+    """``F.prelu(x, slope)``: x where x > 0, otherwise slope · x, with one slope per channel or one for all.
+
+    Where values or gradients are infinite, gradients may be NaN instead of infinite.
+    """
     if differentiated_on_cpu(x) and x.dim() > 1:
         return _PReLU.apply(x, slope)
     return F.prelu(x, slope)

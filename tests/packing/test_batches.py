@@ -41,6 +41,16 @@ def test_dependence_is_refused(name, images):
         make_packed(binary(DEPENDENT[name]), torch.randn(images, 3, 9, 9))
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0])
+def test_an_example_of_one_value_hides_nothing(value):
+    class Divided(nn.Module):
+        def forward(self, x):
+            return (x - value) / len(x)
+
+    with pytest.raises(CannotPack, match="depends on the batch size"):
+        make_packed(Divided(), torch.full((1, 3, 6, 6), value))
+
+
 def test_a_batch_that_fails_is_dependence_too():
     with pytest.raises(CannotPack, match="batch size: it fails for a batch of 1"):
         make_packed(binary(lambda x: x.view(2, 8)), torch.randn(2, 3, 9, 9))

@@ -107,6 +107,7 @@ CASES = {
     ),
     "views": lambda x: x.flatten(1).unsqueeze(-1).unsqueeze(-1).reshape(len(x), -1) * 2,
     "clamps": lambda x: x.clamp(-1, 1).clamp_min(-0.5).clamp_max(0.25),
+    "clamps whose ends are exchanged": lambda x: x.clamp(0.5, -0.5) + x,
     "clamps without an end": lambda x: (
         x.clamp(0, float("inf")) + F.hardtanh(x, -float("inf"), 1) * 2
     ),

@@ -221,6 +221,13 @@ def test_a_graph_that_contradicts_itself() -> None:
         outputs_of({key: value for key, value in graph.items() if key != "outputs"})
 
 
+def test_an_output_of_three_dims_is_refused() -> None:
+    """It would come back as (N, C)."""
+    model = nn.Sequential(nn.Conv2d(3, 5, 4), nn.Flatten(2))
+    with pytest.raises(CannotPack, match=r"output has shape \(2, 5, 1\); .*x\.flatten\(1\)"):
+        make_packed(model, torch.randn(2, 3, 4, 4))
+
+
 @pytest.mark.parametrize("container", ["tensor", "tuple", "dict"])
 def test_an_image_of_one_pixel_keeps_its_shape(tmp_path: Any, container: str) -> None:
     """(N, C, 1, 1) is not (N, C)."""

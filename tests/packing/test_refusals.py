@@ -40,6 +40,10 @@ REFUSED = {
         lambda x: F.interpolate(x, size=(9, 6)),
         r"upsampling \(6, 6\) to \(9, 6\) pixels .*a multiple of the input size",
     ),
+    "a part of a nearest pixel": (
+        lambda x: F.interpolate(x, scale_factor=2.1),
+        r"scale_factor=2\.1 makes 12 of 6 pixels instead of 12\.6; .*size=",
+    ),
     "a part of a pixel": (
         lambda x: F.interpolate(x, scale_factor=(2, 0.6), mode="bilinear"),
         r"scale_factor=0\.6 makes 3 of 6 pixels instead of 3\.6; .*size=",
@@ -224,10 +228,49 @@ def test_hooks_that_change_values_are_noticed():
     )
     make_packed(model, IMAGE)
     model.get_submodule("1.1.0").register_forward_hook(lambda module, inputs, output: output + 1)
-    with pytest.raises(
-        CannotPack, match=r"packed network differs from the model at conv '1\.1\.0'"
-    ):
+    with pytest.raises(CannotPack, match=r"layer '1\.1\.0' has a forward hook, .*remove the hook"):
         make_packed(model, IMAGE)
+
+
+def test_a_hook_that_changes_no_value_of_the_example():
+    """It would be left out, and other images need it."""
+    model = unflip.binarize(deep(F.relu), "bireal", quiet=True, keep_first_and_last=False)
+    model[0].register_forward_hook(lambda module, inputs, output: output.clamp(-1e6, 1e6))
+    with pytest.raises(CannotPack, match="layer '0' has a forward hook"):
+        make_packed(model, IMAGE)
+
+
+def test_the_example_is_not_changed():
+    class Changes(nn.Module):
+        def forward(self, x):
+            return F.relu_(x) * 2
+
+    image = IMAGE.clone()
+    make_packed(Changes(), image)
+    assert torch.equal(image, IMAGE)
+
+
+def test_contexts_and_scripts():
+    class Half(nn.Module):
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                return x.relu()
+
+    with pytest.raises(CannotPack, match=r"in a context such as torch\.autocast"):
+        make_packed(Half(), IMAGE)
+    with pytest.raises(CannotPack, match="a ScriptModule cannot be packed"):
+        make_packed(torch.jit.script(nn.ReLU()), IMAGE)
+
+
+def test_modules_that_torch_cannot_copy():
+    model = deep(F.relu)
+    model[0].feature = model[0].weight * 2
+    with pytest.raises(ValueError, match=r"feature of '0' \(Conv2d\) is a tensor with a gradient"):
+        make_packed(model, IMAGE)
+    wrapped = deep(F.relu)
+    wrapped[1].forward = lambda x: wrapped[1][0](x)
+    with pytest.raises(ValueError, match=r"the forward of '1' \(Sequential\) .*run the original"):
+        make_packed(wrapped, IMAGE)
 
 
 def test_what_readers_would_refuse_is_not_written():

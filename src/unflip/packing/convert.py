@@ -61,6 +61,11 @@ class Converter:
                 raise CannotPack(
                     f"the model's {place_} does not depend on its input; remove it from the outputs"
                 )
+            if ref.tensor.dim() == 3:
+                raise CannotPack(
+                    f"the model's {place_} has shape {tuple(ref.tensor.shape)}; outputs must have 2 or 4 dims, so "
+                    "flatten it: x.flatten(1)"
+                )
         return Graph(self.ops, [ref.value for ref in found]), structure, [r.tensor for r in found]
 
     def _value(self, node: fx.Node) -> Any:
@@ -68,6 +73,12 @@ class Converter:
             return Ref(0, self.example)
         if node.op == "placeholder":
             return self.traced.constants.get(node.name)
+        if node.op == "get_attr":
+            raise self.refusal(
+                "a part of the forward pass",
+                "it is in a context such as torch.autocast or torch.enable_grad, which cannot be packed; leave the "
+                "context out of the forward pass",
+            )
         if node.op != "call_function":
             raise self.refusal(f"{node.op} {node.target}", "only function calls can be packed")
         args: Any = fx.node.map_arg(node.args, self.env.__getitem__)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unflip.freeze import freeze
+from unflip.freeze import copied, freeze
 from unflip.layers import BinaryLayer, warn_idle
 from unflip.packing.batches import refuse_dependence
 from unflip.packing.check import check
@@ -85,7 +84,7 @@ def _refuse_input(graph: Graph, structure: Structure) -> None:
 def _answer(model: nn.Module, example: Tensor) -> Any:
     try:
         with torch.no_grad():
-            return model(example)
+            return model(example.clone())  # it may change its input
     except (RuntimeError, TypeError) as error:  # TypeError: for example a second input
         raise CannotPack(
             f"the model cannot run on example_input of shape {tuple(example.shape)}: {error}"
@@ -94,10 +93,14 @@ def _answer(model: nn.Module, example: Tensor) -> Any:
 
 def _deployable(model: nn.Module) -> nn.Module:
     """A frozen copy on the CPU in evaluation mode."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CannotPack(
+            "a ScriptModule cannot be packed; give the nn.Module that it was made from"
+        )
     if any(isinstance(module, BinaryLayer) for module in model.modules()):
         frozen = freeze(model)
     else:
-        frozen = copy.deepcopy(model)
+        frozen = copied(model)
     frozen = frozen.cpu().eval().requires_grad_(False)
     for name, tensor in [*frozen.named_parameters(), *frozen.named_buffers()]:
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
@@ -115,7 +118,14 @@ def _batch(example: Tensor) -> Tensor:
     example = example.detach().cpu().to(torch.float32)
     if not torch.isfinite(example).all():
         raise CannotPack("example_input contains NaN or infinity; give a batch of real inputs")
-    return example[:2] if len(example) > 1 else torch.cat([example, example.flip(-1)])
+    example = example[:2] if len(example) > 1 else torch.cat([example, example.flip(-1)])
+    return _varied(example) if (example == example.flatten()[0]).all() else example
+
+
+def _varied(constant: Tensor) -> Tensor:
+    """Noise instead of one value, which would hide mistakes: for zeros, x / len(x) is x. It keeps the value's sign."""
+    share = torch.rand(constant.shape, generator=torch.Generator().manual_seed(0))
+    return torch.where(constant == 0, 2 * share - 1, constant * (0.5 + share))
 
 
 def _input_shape(example: Tensor) -> Shape:

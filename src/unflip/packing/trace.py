@@ -135,6 +135,10 @@ def _with_markers(model: nn.Module) -> tuple[nn.Module, list[Layer], list[str]]:
     markers: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if isinstance(module, Layer):
+            if module._forward_hooks or module._forward_pre_hooks:
+                raise CannotPack(
+                    f"layer {name!r} has a forward hook, which a packed network would leave out; remove the hook"
+                )
             markers[module] = Marker(len(layers), module)
             layers.append(module)
             names.append(name)

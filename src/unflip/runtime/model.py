@@ -216,7 +216,9 @@ class Model:
         if torch is not None and isinstance(x, torch.Tensor):
             _check_tensor(x, torch, self.takes_pixels)
             shapes = self._result_shapes(x.shape)
-            return x.contiguous(), [torch.empty(shape, dtype=torch.float32) for shape in shapes]
+            return x.resolve_neg().contiguous(), [
+                torch.empty(shape, dtype=torch.float32) for shape in shapes
+            ]
         if isinstance(x, np.ndarray):
             _check_array(x, self.takes_pixels)
             shapes = self._result_shapes(x.shape)

@@ -30,7 +30,10 @@ def hardtanh(c: Converter, out: Tensor, x: Ref, low: float = -1.0, high: float =
 
 @handles("clamp", "clip")
 def clamp_(c: Converter, out: Tensor, x: Ref, min: Any = None, max: Any = None) -> Ref:
-    return c.map(x, out, clamp(_bound(c, min, -np.inf), _bound(c, max, np.inf)))
+    low, high = _bound(c, min, -np.inf), _bound(c, max, np.inf)
+    if low is not None and high is not None and low > high:  # torch: everything is the upper bound
+        low = high
+    return c.map(x, out, clamp(low, high))
 
 
 @handles("clamp_min")

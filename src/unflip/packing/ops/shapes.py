@@ -13,7 +13,8 @@ from unflip.packing.ops.registry import dims_of, handles
 
 
 @handles("upsample_nearest2d", "_upsample_nearest_exact2d")
-def upsample(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
+def upsample(c: Converter, out: Tensor, x: Ref, size: Any, *factors: Any, **named: Any) -> Ref:
+    _check_factors(c, x, out, factors, named)
     inside, outside = x.tensor.shape[2:], out.shape[2:]
     if any(o % i for i, o in zip(inside, outside, strict=True)):
         raise c.refuse(
@@ -28,16 +29,17 @@ def upsample(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref
 def resize(
     c: Converter, out: Tensor, x: Ref, size: Any, align_corners: bool, *factors: Any, **named: Any
 ) -> Ref:
-    given = torch.utils._pytree.tree_leaves([factors, named])  # one list, or two numbers
     if not align_corners:
-        _check_factors(c, x, out, [factor for factor in given if factor is not None])
+        _check_factors(c, x, out, factors, named)
     if out.shape == x.tensor.shape:
         return c.map(x, out)
     return c.emit("resize", [x], out, size=list(out.shape[2:]), align_corners=bool(align_corners))
 
 
-def _check_factors(c: Converter, x: Ref, out: Tensor, factors: list[float]) -> None:
+def _check_factors(c: Converter, x: Ref, out: Tensor, *given: Any) -> None:
     """The file stores sizes. A factor whose size is rounded would give different positions of the pixels."""
+    leaves = torch.utils._pytree.tree_leaves(given)  # one list, or two numbers
+    factors = [factor for factor in leaves if factor is not None]
     for factor, i, o in zip(factors, x.tensor.shape[2:], out.shape[2:], strict=False):
         if not math.isclose(i * factor, o, rel_tol=1e-9):
             raise c.refuse(
