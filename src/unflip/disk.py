@@ -1,11 +1,18 @@
-"""What operating systems do differently with files: locks, making a rename durable, and the folder of caches."""
+"""Files: new ones, locks, making a rename durable, and the folder of caches."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
+
+
+def open_new(path: Path) -> BinaryIO:
+    """A new file for writing. What an earlier try left there is removed, and a link there is not followed."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb")
+
 
 if sys.platform == "win32":
     import msvcrt

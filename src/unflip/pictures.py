@@ -51,10 +51,19 @@ def read_picture(path: str | os.PathLike[str], mode: str) -> Image:
         raise IsADirectoryError(f"{os.fspath(path)} is a folder; give the images in it")
     if not os.path.exists(path):
         raise FileNotFoundError(f"the image {os.fspath(path)} does not exist")
+    if not os.path.isfile(path):
+        raise OSError(f"{os.fspath(path)} is not an ordinary file")
     try:
-        file = Image.open(path, formats=FORMATS)
+        with warnings.catch_warnings():
+            # Pillow only warns up to twice its limit.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            file = Image.open(path, formats=FORMATS)
     except UnidentifiedImageError as error:
         raise _unknown(os.fspath(path)) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise PixelError(
+            f"{os.fspath(path)} has too many pixels: {error}; make it smaller"
+        ) from error
     with file:
         return _upright(file, mode, os.fspath(path))
 

@@ -13,6 +13,7 @@ from unflip.packing.images import pack_for
 from unflip.printable import printable
 from unflip.recipes.command import as_yaml
 from unflip.runs import Run
+from unflip.runs.files import write_atomically
 from unflip.runs.load import model_of
 
 WEIGHTS, RECIPE, METRICS, CARD = "weights.safetensors", "recipe.yaml", "metrics.jsonl", "README.md"
@@ -56,15 +57,15 @@ def _refuse_other_files(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
+    write_atomically(path, text.encode())
 
 
 def _write_weights(model: Any, path: Path) -> None:
     """The latent weights and all else that training needs; ``unflip.load_twin`` takes them."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
-    save_file(state, path, metadata={"format": "pt"})
+    write_atomically(path, save(state, metadata={"format": "pt"}))
 
 
 def _about(run: Run, result: dict[str, Any], license: str) -> dict[str, Any]:
@@ -116,7 +117,7 @@ A {about["model"]} with 1-bit weights ({about["method"]}), trained on {_data_set
 
 | | |
 |---|---|
-| accuracy | {about["accuracy"]:.2f} % on the {about["evaluated_on"]} images |
+| accuracy | {about["accuracy"]:.2f} % on the {printable(str(about["evaluated_on"]))} images |
 | input | {shape} |
 | classes | {len(names)}: {shown}{rest} |
 | 8-bit layers | {", ".join(about["int8"]) or "none"} |
@@ -137,7 +138,7 @@ scores = model(images)  # float32, N × {shape}, normalized as model.preprocess 
 
 ## How it was trained
 
-    {about["command"]}
+    {printable(about["command"])}
 
 Epochs: {about["epochs"]}; seed: {about["seed"]}; unflip {about["unflip"]}.
 `{RECIPE}` has every setting, `{METRICS}` one line per epoch.

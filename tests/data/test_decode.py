@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import struct
 import warnings
@@ -170,3 +171,19 @@ def test_damaged_images_are_named_whatever_the_decoder_raises() -> None:
     assert all("x/a.jpg" in message for message in refused)
     with pytest.raises(PixelError, match=r"x/a\.jpg \(0 bytes\) is not an image of a known format"):
         decode_rgb(b"", "x/a.jpg")
+
+
+def test_files_that_are_too_large_or_endless(tmp_path: Path) -> None:
+    """Pillow's error is not one that commands foresee, and a pipe would be waited for."""
+    chunks = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0), b"IDAT" + bytes(9)
+    path = tmp_path / "bomb.png"
+    with open(path, "wb") as file:
+        file.write(b"\x89PNG\r\n\x1a\n")
+        for chunk in chunks:
+            length, check = len(chunk) - 4, zlib.crc32(chunk)
+            file.write(struct.pack(">I", length) + chunk + struct.pack(">I", check))
+    with pytest.raises(PixelError, match=r"bomb\.png has too many pixels"):
+        read_picture(path, "RGB")
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(OSError, match="not an ordinary file"):
+        read_picture(tmp_path / "pipe.png", "RGB")

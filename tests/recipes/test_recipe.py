@@ -284,3 +284,11 @@ def test_size_is_for_folders() -> None:
     assert "size" not in load_recipe("digits-dorefa").plain()["data"]
     sized = load_recipe("digits-dorefa", ["data.name=folder", "data.size=8"])
     assert sized.plain()["data"] == {"name": "folder", "validation": 0, "size": 8}
+
+
+@pytest.mark.parametrize("value", ["!!timestamp x", '!!int ""', '!!float ""', "!!bool x"])
+def test_values_that_yaml_cannot_make(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"about: {value}\n")
+    with pytest.raises(RecipeError, match=r"mine\.yaml has a value that YAML cannot read"):
+        load_recipe(path)

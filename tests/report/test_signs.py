@@ -284,3 +284,10 @@ def test_a_baseline_beside_that_is_not_what_a_run_started_from(runs, tmp_path):
     assert "the baseline is not what the run started from" in other["notes"][0]
     chosen = report_data([copied / "digits-finetune"], baseline=copied / "digits-dorefa")
     assert len(chosen["sections"][0]["signs"][0]["seeds"]) == 1, "a person chose that one"
+
+
+def test_kept_signs_do_not_grow_without_limit(kept, tmp_path):
+    shutil.copytree(kept, tmp_path / "study")
+    path = tmp_path / "study" / "digits-lns" / "seed-0" / "signs.json.gz"
+    path.write_bytes(gzip.compress(bytes(70 << 20)))
+    assert "it holds more than 67,108,864 bytes" in refused(tmp_path / "study")

@@ -21,6 +21,7 @@ from unflip.runs.files import (
     read_json,
     read_metrics,
     whole_metrics,
+    write_json,
 )
 from unflip.runs.load import load_run
 from unflip.runs.run import Run
@@ -268,3 +269,25 @@ def test_a_metrics_line_of_another_type_is_damaged(tmp_path: Path, key: str, val
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps({**line, key: value}) + "\n" + json.dumps(line) + "\n")
     assert whole_metrics(path) == ([line], [1])
+
+
+def test_a_link_at_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    (tmp_path / ".out.json.part").symlink_to(victim)
+    write_json(tmp_path / "out.json", {"a": 1})
+    assert victim.read_text() == "untouched"
+    assert not (tmp_path / "out.json").is_symlink()
+    assert read_json(tmp_path / "out.json", "a") == {"a": 1}
+
+
+def test_a_number_of_a_thousand_digits_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(f'{{"accuracy": {10**400}}}')
+    with pytest.raises(DamagedFile, match="its accuracy is 1000"):
+        read_json(path, "accuracy")
+    line = {"epoch": 1, "loss": 10**400, "accuracy": 1.0, "seconds": 1.0}
+    lines = tmp_path / "metrics.jsonl"
+    lines.write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'loss': 1.0})}\n")
+    with pytest.raises(DamagedFile, match="line 1 should be"):
+        read_metrics(lines)

@@ -186,3 +186,12 @@ def test_a_custom_network_and_method_in_another_process(
     assert found["method"] == "custom_sign"
     expected = weights_at(tmp_path / "out" / "seed-0", 1)
     assert found["weights"] == {key: value.tolist() for key, value in expected.items()}
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "seed-0"
+    shutil.copytree(runs / "digits-dorefa" / "seed-0", folder)
+    path = folder / "recipe.json"
+    path.write_text(path.read_text().replace('"width": 4', '"width": 3'))
+    with pytest.raises(ValueError, match=r"checkpoint of .*seed-0 does not fit its recipe\.json"):
+        load_run(folder)

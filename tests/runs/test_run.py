@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from unflip.cli.train import runs
 from unflip.data import InputSpec
 from unflip.report import report_data
 from unflip.runs import DamagedFile, Outcome, Run, RunError
@@ -343,3 +344,15 @@ def test_reading_needs_no_torch(study: Path) -> None:
     assert found["classes"] == [list("0123456789")] * 2
     assert found["images"][0].startswith("10: 0, 1, 2")
     assert found["arms"] == ["base", "tuned"]
+
+
+def test_the_list_of_runs_prints_no_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "\x1b[31mred" / "seed-0"
+    folder.mkdir(parents=True)
+    recipe = {"name": "\x1b]0;title\x07\u202e", "epochs": "\x1b[2J"}
+    (folder / "recipe.json").write_text(json.dumps({"recipe": recipe, "seed": 0}))
+    (folder / "metrics.jsonl").write_text("")
+    runs(tmp_path)
+    assert capsys.readouterr().out.replace("\n", "").isprintable()

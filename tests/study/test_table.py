@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from scipy import stats
 
-from unflip.study.figures import _by_epoch, draw
+from unflip.study.figures import _by_epoch, _text, draw
 from unflip.study.paper import EXPERIMENTS
 from unflip.study.runner import run_study, write_tables
 from unflip.study.study import Study
@@ -151,6 +151,11 @@ def test_figures_are_svg_and_the_same_again(
         assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     before = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in sorted(draw(study, summary))] == before
+
+
+def test_labels_in_figures_are_text() -> None:
+    """matplotlib would read a formula, and a control character is not allowed in SVG."""
+    assert _text("costs $5 \\$x$\x1b[31m") == "costs \\$5 \\\\$x\\$\\x1b[31m"
 
 
 def test_mean_curves_are_of_all_runs_in_every_epoch(

@@ -11,6 +11,7 @@ from typer.main import get_group
 
 from unflip.cli.app import app, needs
 from unflip.cli.options import Compile, Data, Device, EvaluateEvery, ImageWorkers
+from unflip.printable import printable
 
 if TYPE_CHECKING:
     from unflip.study.experiment import Experiment
@@ -201,7 +202,8 @@ def _run(
 
 
 def _show(out: Path) -> None:
-    print((out / "table.md").read_text())
+    for line in (out / "table.md").read_text(encoding="utf-8").splitlines():
+        print(printable(line))
     print(f"in {out}")
 
 

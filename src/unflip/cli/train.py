@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from unflip.cli.app import app, needs, print_table
 from unflip.cli.options import Compile, Data, Device, EvaluateEvery, ImageWorkers
+from unflip.printable import printable
 from unflip.tables import Table
 
 if TYPE_CHECKING:
@@ -194,7 +195,14 @@ def _row(run: Run) -> tuple[str, ...]:
     except ValueError:
         name, seed, epochs = "", run.folder.name.removeprefix("seed-"), "?"
     measured = "" if accuracy is None else f"{accuracy:.2f} %"
-    return str(run), name, seed, state, f"{epoch}/{epochs}", measured
+    return (
+        printable(str(run)),
+        printable(name),
+        seed,
+        state,
+        f"{epoch}/{printable(epochs)}",
+        measured,
+    )
 
 
 @app.command(epilog="Example: unflip demo --out demo")

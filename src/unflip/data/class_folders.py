@@ -6,6 +6,7 @@ ImageNet as Kaggle publishes it is found too. Its val folder has no classes; LOC
 from __future__ import annotations
 
 import csv
+import errno
 import os
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class FolderPart(ListedPart):
 
     def read(self, index: int) -> bytes:
         try:
+            if not os.path.isfile(self.name(index)):  # a pipe would never end
+                raise OSError(errno.EINVAL, "it is not an ordinary file")
             with open(self.name(index), "rb") as file:
                 return file.read()
         except OSError as error:
@@ -132,8 +135,11 @@ def _part(part: Path, keys: tuple[str, ...]) -> FolderPart:
 def _solved_part(part: Path, solution: Path, keys: tuple[str, ...]) -> FolderPart:
     """Images without class folders, with their classes in Kaggle's file: ImageId,"WNID x y x y ..."."""
     label_of = {key: label for label, key in enumerate(keys)}
-    with solution.open(newline="", encoding="utf-8") as file:
-        answers = {row[0]: row[1].split() for row in csv.reader(file) if len(row) == 2}
+    try:
+        with solution.open(newline="", encoding="utf-8") as file:
+            answers = {row[0]: row[1].split() for row in csv.reader(file) if len(row) == 2}
+    except csv.Error as error:
+        raise DataError(f"{solution} is not a table: {error}") from None
     listing: Listing = []
     images, ignored = images_and_others(part)
     for name in images:

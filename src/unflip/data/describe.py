@@ -11,9 +11,9 @@ from unflip.data.errors import DamagedImage
 from unflip.data.listing import ListedPart, ListedStore, Numbers
 from unflip.data.pack import Pack, PackPart
 from unflip.data.pack_format import Header
-from unflip.data.texts import printable
 from unflip.data.workers import results
 from unflip.pictures import PixelError, decode_rgb
+from unflip.printable import printable
 
 SHOWN = 5  # classes, and ignored files
 

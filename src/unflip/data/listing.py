@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from unflip.data.errors import DataError
 from unflip.data.hashes import fingerprint_of, short_hash
-from unflip.data.texts import UNPRINTABLE, printable
+from unflip.data.texts import UNPRINTABLE
+from unflip.printable import printable
 
 Labels = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from unflip.data.errors import DamagedImage, DataError
 from unflip.data.hashes import fingerprint_of, short_hash
 from unflip.data.listing import Labels, Names, Numbers, in_chunks
 from unflip.data.pack_format import INDEX_SUFFIX, SUFFIX, Header, Records, read_index
-from unflip.data.texts import printable
+from unflip.printable import printable
 
 KIND = "pack"
 

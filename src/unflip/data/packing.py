@@ -29,9 +29,9 @@ from unflip.data.pack_format import (
     index_path,
 )
 from unflip.data.partial_pack import Encoded, Job, Marks, PartialPack
-from unflip.data.texts import printable
 from unflip.data.workers import results
 from unflip.pictures import PixelError, decode_rgb
+from unflip.printable import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -22,6 +22,7 @@ from unflip.hints import NotInstalled
 
 KIND = "Parquet files"
 MOST_CHUNK = 128  # images
+MOST_BYTES = 4 << 30  # of a block, which is read at once
 COLUMNS = "columns image (a struct of bytes and path) and label (an integer)"
 
 
@@ -142,24 +143,39 @@ def _blocks(path: Path) -> Iterator[tuple[int, int, Labels, list[str]]]:
         _check_columns(path, file.schema_arrow)
         first = 0
         for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).total_byte_size
+            if size > MOST_BYTES:
+                raise DataError(
+                    f"{path}: row group {group} has {size:,} bytes; at most {MOST_BYTES:,} are read at once. Write the "
+                    "file with smaller row groups."
+                )
             table = file.read_row_group(group, columns=["label", "image.path"])
             labels = table.column("label")
             if labels.null_count:
                 raise DataError(f"{path} has an image without label. Remove the row.")
             paths = [(image or {}).get("path") for image in table.column("image").to_pylist()]
             names = [name or f"row-{first + row:08d}" for row, name in enumerate(paths)]
-            size = file.metadata.row_group(group).total_byte_size
             yield group, size, labels.to_numpy().astype(np.int64), names
             first += len(names)
 
 
 def _check_columns(path: Path, schema: Any) -> None:
-    from pyarrow.types import is_integer, is_struct
+    from pyarrow.types import is_integer, is_null, is_struct
+
+    def is_bytes(kind: Any) -> bool:
+        return str(kind) in ("binary", "large_binary")
+
+    def is_text(kind: Any) -> bool:
+        return str(kind) in ("string", "large_string")
 
     there = {field.name: field.type for field in schema}
     image, label = there.get("image"), there.get("label")
     fields = {field.name for field in image} if image is not None and is_struct(image) else set()
-    if not {"bytes", "path"} <= fields or label is None or not is_integer(label):
+    right = {"bytes", "path"} <= fields and label is not None and is_integer(label)
+    if right and image is not None:
+        types = image.field("bytes").type, image.field("path").type
+        right = is_bytes(types[0]) and (is_text(types[1]) or is_null(types[1]))
+    if not right:
         raise DataError(
             f"{path} has the columns {', '.join(there)}. It should have the {COLUMNS}, as Hugging Face writes them."
         )

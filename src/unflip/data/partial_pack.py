@@ -28,7 +28,7 @@ from unflip.data.pack_format import (
     index_bytes,
     index_path,
 )
-from unflip.disk import sync_folder, try_lock
+from unflip.disk import open_new, sync_folder, try_lock
 
 ENTRY = np.dtype(
     [
@@ -99,7 +99,7 @@ class PartialPack:
         index = index_path(self.out)
         part = index.with_name(index.name + ".part")
         try:
-            with part.open("wb", buffering=0) as file:
+            with open_new(part) as file:
                 for piece in index_bytes(header, records, names):
                     _write_all(file, piece)
                 os.fsync(file.fileno())
@@ -242,7 +242,8 @@ def _check_value(data: bytes) -> int:
 def _open(path: Path) -> IO[bytes]:
     """For reading and writing; made if it does not exist."""
     try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
+        return os.fdopen(os.open(path, flags, 0o644), "r+b", buffering=0)
     except OSError as error:
         raise DataError(
             f"{path} cannot be written: {error.strerror}. Choose another OUT."

@@ -74,5 +74,5 @@ def _check_classes(classes: tuple[object, ...]) -> None:
 def _check_numbers(name: str, values: tuple[Any, ...], channels: int) -> None:
     if len(values) != channels:
         raise DataError(f"{name}={values} must have one value for each of the {channels} channels.")
-    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+    if not all(type(value) in (int, float) and abs(value) < math.inf for value in values):
         raise DataError(f"{name}={values} must be finite numbers.")

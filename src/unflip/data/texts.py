@@ -6,8 +6,3 @@ import re
 
 # Control characters, with which a text can command a terminal, and surrogates: bytes that are not UTF-8.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def printable(text: str) -> str:
-    """With escapes for characters that cannot be printed."""
-    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -15,6 +15,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 
+from unflip.disk import open_new
+
 VERSION = "1"
 NO_HASH = b"0" * 64
 DTYPES = {"<f4": "F32", "|u1": "U8"}
@@ -82,7 +84,8 @@ def write_whole(path: Path, data: bytes) -> None:
         raise IsADirectoryError(f"{path} is a folder; give the name of a file")
     beside = path.with_name(path.name + ".part")
     try:
-        beside.write_bytes(data)
+        with open_new(beside) as file:
+            file.write(data)
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)

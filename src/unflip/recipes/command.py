@@ -18,9 +18,12 @@ MISSING = object()
 
 def as_yaml(recipe: dict[str, Any]) -> str:
     """A file that ``unflip train`` takes; the innermost parts on one line, as the shipped recipes are."""
-    return yaml.safe_dump(
-        recipe, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
-    )
+    try:
+        return yaml.safe_dump(
+            recipe, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        )
+    except RecursionError:
+        raise ValueError("the recipe is nested too deep") from None
 
 
 def train_command(recipe: Recipe, start: Path | None = None, teacher: Path | None = None) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import statistics
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ CURVES = {
     "accuracy": ("accuracy", 1.0),
     "flips_percent": ("flip_rate", 100.0),
 }
+LARGEST = sys.float_info.max  # a whole number may be larger
 DIGITS = 6  # significant digits: a curve is only drawn
 
 
@@ -45,7 +46,7 @@ def curves(
 
 def _values(lines: Sequence[dict[str, Any]], field: str, factor: float) -> list[float]:
     values = [line.get(field) for line in lines]
-    return [factor * v for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
+    return [factor * v for v in values if isinstance(v, (int, float)) and abs(v) <= LARGEST]
 
 
 def rounded(value: float, digits: int = DIGITS) -> float:

@@ -23,6 +23,7 @@ from unflip.study.summary import explain
 
 NAME = "signs.json.gz"
 FORMAT = 1
+MOST_BYTES = 64 << 20  # of the text
 CHANNELS = 64  # shown of a filter at most: nobody compares more, and they are most of the page
 
 
@@ -106,7 +107,11 @@ def read(run: Run, baseline: Run) -> SignsFile:
     """The file of a run that started from that baseline."""
     path = run.folder / NAME
     try:
-        found = SignsFile.model_validate_json(gzip.decompress(path.read_bytes()))
+        with gzip.open(path) as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise DamagedFile(path, f"it holds more than {MOST_BYTES:,} bytes")
+        found = SignsFile.model_validate_json(text)
     except (OSError, EOFError, zlib.error) as error:
         raise DamagedFile(path, error) from None
     except ValidationError as error:

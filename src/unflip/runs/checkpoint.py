@@ -89,8 +89,17 @@ def load_at(folder: Path, epoch: int, step: int) -> Checkpoint:
         found = hashlib.sha256(data).hexdigest()
         if found != info["sha256"]:
             raise ValueError(f"its SHA-256 is {found[:12]}…, not {info['sha256'][:12]}…")
+        if not isinstance(info.get("recipe", {}), dict):
+            raise ValueError("its recipe is not an object")
         return Checkpoint(epoch, step, safetensors.torch.load(data), info)
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        safetensors.SafetensorError,
+    ) as error:
         raise DamagedCheckpoint(f"{path.with_suffix('')} is damaged: {error}") from error
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unflip.disk import sync_folder
+from unflip.disk import open_new, sync_folder
 from unflip.hints import Foreseen
 
 _RESUME = "and run the same command again: the run resumes from its last checkpoint"
@@ -25,6 +25,7 @@ REMEDIES = {
     "signs.json.gz": "Delete it, and write it again with 'unflip report --keep-signs' where the checkpoints are",
 }
 NUMBERS = {"accuracy", "epochs", "seconds", "fitness"}  # of a result or a candidate
+MOST_BITS = 1000  # of a whole number
 IN_METRICS = ("epoch", "loss", "accuracy", "seconds")  # in every line
 
 
@@ -55,11 +56,18 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
         if missing:
             raise ValueError(f"it has no {', '.join(missing)}")
         for key in NUMBERS.intersection(keys):
-            if isinstance(values[key], bool) or not isinstance(values[key], int | float):
+            if not _is_number(values[key]):
                 raise ValueError(f"its {key} is {values[key]!r}, not a number")
     except (ValueError, RecursionError) as error:
         raise DamagedFile(path, error) from None
     return values
+
+
+def _is_number(value: object) -> bool:
+    """A whole number may have more digits than a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or value.bit_length() <= MOST_BITS
 
 
 def write_json(path: Path, values: object) -> None:
@@ -72,7 +80,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Either all of ``data`` is at ``path``, or the old content is still there and an error is raised."""
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with open(temporary, "wb") as file:
+        with open_new(temporary) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -139,5 +147,5 @@ def _check_types(line: dict[str, Any]) -> None:
     for key in IN_METRICS:
         value, kinds = line[key], (int,) if key == "epoch" else (int, float)
         empty = value is None and key in ("loss", "accuracy")
-        if not empty and (isinstance(value, bool) or not isinstance(value, kinds)):
+        if not empty and not (_is_number(value) and isinstance(value, kinds)):
             raise TypeError(f"{key} is {value!r}")

@@ -32,7 +32,11 @@ def model_of(run: Run, checkpoint: Checkpoint | None = None) -> nn.Module:
     """The network of a run at a checkpoint (None: its last one), in evaluation mode."""
     recipe = Recipe.model_validate(run.recipe)
     model = build_model(recipe, run.inputs, seed=run.seed)
-    model.load_state_dict(model_state((checkpoint or run.load_checkpoint()).tensors))
+    tensors = model_state((checkpoint or run.load_checkpoint()).tensors)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:  # missing tensors, or tensors of other shapes
+        raise ValueError(f"the checkpoint of {run} does not fit its recipe.json: {error}") from None
     return model.eval()
 
 

@@ -65,8 +65,12 @@ def read(run: Run) -> dict[str, Any] | None:
         return None
     saved = read_json(path, "images")
     try:
-        _ = saved["images"]["training images"], [saved[p]["folder"] for p in PARTS if p in saved]
-    except (KeyError, TypeError) as error:
+        _ = saved["images"]["training images"]
+        _ = [(saved[p]["folder"] + "", saved[p]["sha256"] + "") for p in PARTS if p in saved]
+        _ = [version["commit"] for version in saved.get("versions", [])]
+        _ = [int(count) for count in saved.get("threads", [])]
+        _ = [digest + "" for digest in saved.get("code", {}).values() if digest is not None]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFile(path, f"it lacks or misstates {error}") from None
     return saved
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unflip.printable import printable
 from unflip.runs.run import Run
 from unflip.study.arm import Arm
 from unflip.study.comparison import chosen_tests
@@ -52,7 +53,7 @@ def _curves(study: Study, name: str, images: str) -> Path | None:
         before = _epochs_before(study, arm)
         at, color = [before + epoch for epoch in epochs], f"C{number % 10}"
         style = ("-", "--", ":")[number // 10 % 3]
-        axis.plot(at, means, color=color, linestyle=style, linewidth=1.2, label=arm.label)
+        axis.plot(at, means, color=color, linestyle=style, linewidth=1.2, label=_text(arm.label))
         below = [m - s for m, s in zip(means, stds, strict=True)]
         above = [m + s for m, s in zip(means, stds, strict=True)]
         axis.fill_between(at, below, above, color=color, alpha=0.15, linewidth=0)
@@ -128,7 +129,7 @@ def _sweep(study: Study, summary: Summary) -> Path | None:
 def _levels(axis: Any, arms: Sequence[ArmSummary]) -> None:
     """Arms beside the sweep (the baseline) as horizontal lines."""
     for number, arm in enumerate(arms):
-        axis.axhline(arm.mean, color=f"C{number + 1}", linestyle="--", label=arm.label)
+        axis.axhline(arm.mean, color=f"C{number + 1}", linestyle="--", label=_text(arm.label))
     if arms:
         axis.legend(fontsize="small")
 
@@ -136,7 +137,9 @@ def _levels(axis: Any, arms: Sequence[ArmSummary]) -> None:
 def _differences(study: Study, summary: Summary) -> Path | None:
     """Each arm minus the reference, with the 95 % interval of the test that suits the two."""
     found = {
-        arm.label: interval for arm in summary.arms if (interval := _interval(summary, arm.name))
+        _text(arm.label): interval
+        for arm in summary.arms
+        if (interval := _interval(summary, arm.name))
     }
     if len(found) < 2:
         return None
@@ -148,7 +151,7 @@ def _differences(study: Study, summary: Summary) -> Path | None:
     axis.axvline(0, color="0.4", linewidth=1)
     axis.set_yticks(range(len(labels)), labels)
     assert study.reference is not None
-    axis.set_xlabel(f"points above {study.arm(study.reference).label}, 95 % interval")
+    axis.set_xlabel(f"points above {_text(study.arm(study.reference).label)}, 95 % interval")
     return _save(figure, study.out / "differences.svg")
 
 
@@ -164,6 +167,11 @@ def _interval(summary: Summary, arm: str) -> tuple[float, float] | None:
     sign = 1 if test.a == arm else -1
     half = stats.t.ppf(0.975, test.df) * test.difference / test.t
     return sign * test.difference, float(half)
+
+
+def _text(label: str) -> str:
+    """A label as it is written: matplotlib reads $...$ as a formula, and SVG has no control characters."""
+    return printable(label).replace("$", r"\$")
 
 
 def _axes(width: float = 6, height: float = 4) -> tuple[Any, Any]:

@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from unflip.printable import printable
+
 EPOCH_SECONDS = 5.0  # between the lines of epochs
 STEP_SECONDS = 30.0  # without a line: then an epoch is so long that its steps are shown
 
@@ -16,7 +18,7 @@ class Progress:
     """Epoch, loss, accuracy, flip rate and time left, for one seed or several."""
 
     def __init__(self, name: str, epochs: int, seeds: list[int], mode: str, quiet: bool) -> None:
-        self.name, self.epochs, self.quiet = name, epochs, quiet
+        self.name, self.epochs, self.quiet = printable(name), epochs, quiet
         self.began = self.printed = self.printed_epoch = time.monotonic()
         self.first_epoch: int | None = None
         self.accuracy: float | None = None  # the last one measured
@@ -25,7 +27,9 @@ class Progress:
         self.task: Any = None
         if quiet:
             return
-        print(f"{name}: {epochs} epoch{'s' * (epochs > 1)}, {_plural(seeds)}, {mode}", flush=True)
+        print(
+            f"{self.name}: {epochs} epoch{'s' * (epochs > 1)}, {_plural(seeds)}, {mode}", flush=True
+        )
         if sys.stdout.isatty():
             self._make_bar()
 
