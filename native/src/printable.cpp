@@ -29,7 +29,7 @@ Character first_of(std::string_view text) {
 // The categories Cc, Cf, Zl and Zp of Unicode, private and unassigned planes, and letters and marks that show nothing.
 bool is_printable(uint32_t c) {
   if (c == 0x34F || c == 0x115F || c == 0x1160 || c == 0x17B4 || c == 0x17B5 || c == 0x2800 || c == 0x3164) return false;
-  if (c == 0xFFA0 || (c >= 0x180B && c <= 0x180F) || (c >= 0xFE00 && c <= 0xFE0F)) return false;
+  if (c == 0xFFA0 || (c >= 0x180B && c <= 0x180F)) return false;
   if (c < 0x20 || (c >= 0x7F && c < 0xA0) || c == 0xAD) return false;
   if ((c >= 0x600 && c <= 0x605) || c == 0x61C || c == 0x6DD || c == 0x70F) return false;
   if (c == 0x890 || c == 0x891 || c == 0x8E2) return false;

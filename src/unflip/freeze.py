@@ -129,9 +129,7 @@ def freeze(model: nn.Module) -> nn.Module:
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy. What it would share with ``model``, or could not copy, is refused by name."""
     for name, module in model.named_modules():
-        function = vars(module).get("forward")
-        cells = getattr(function, "__closure__", None) or ()
-        if any(isinstance(cell.cell_contents, nn.Module) for cell in cells):
+        if _keeps_a_module(vars(module).get("forward")):
             raise ValueError(
                 f"the forward of {_named(name, module)} is a function that was put in its place, so a copy would still "
                 "run the original. Undo that, or use types.MethodType(function, module)"
@@ -143,6 +141,15 @@ def copied(model: nn.Module) -> nn.Module:
                     "if weight_norm, spectral_norm or pruning made it, remove that first"
                 )
     return copy.deepcopy(model)
+
+
+def _keeps_a_module(function: Any) -> bool:
+    """Whether a function has a module, or a method of one, in its closure. A copy of the function has the same one."""
+    try:
+        kept = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    except ValueError:  # a variable without a value yet
+        return False
+    return any(isinstance(getattr(one, "__self__", one), nn.Module) for one in kept)
 
 
 def _named(name: str, module: nn.Module) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 # Letters and marks that show nothing, though Python calls them printable. native/src/printable.cpp has the same.
-INVISIBLE = frozenset(
-    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
-) | frozenset(map(chr, range(0xFE00, 0xFE10)))
+INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
 
 
 def printable(text: str) -> str:
