@@ -194,6 +194,24 @@ def test_a_hard_link_in_a_tar_is_refused_by_name(write):
         open_store(root)
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "message"),
+    [
+        (tarfile.GNUTYPE_SPARSE, 0, r"900\.jpg is sparse, .*without the option --sparse"),
+        (tarfile.REGTYPE, -512, "a member of negative size"),  # read again and again by tarfile
+    ],
+)
+def test_tars_that_cannot_be_read_in_place(write, kind, size, message):
+    root = write("tars")
+    with tarfile.open(root / "imagenet1k-train-0001.tar", "a") as tar:
+        add(tar, "n01440764_900.cls", b"0")
+        member = tarfile.TarInfo("n01440764_900.jpg")
+        member.type, member.size = kind, size
+        tar.addfile(member)
+    with pytest.raises(DataError, match=message):
+        open_store(root)
+
+
 def test_a_tar_that_is_cut_off_is_named(write):
     path = write("tars") / "imagenet1k-train-0001.tar"
     whole = path.read_bytes()

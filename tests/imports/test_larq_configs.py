@@ -16,7 +16,7 @@ from larq_cases import SIGN, build, conv, small
 
 import unflip as package
 from unflip.imports import CannotImport, larq
-from unflip.imports.keras_config import parse_config
+from unflip.imports.keras_config import known_name, parse_config
 from unflip.imports.keras_h5 import KerasFile
 from unflip.packing import read
 
@@ -290,3 +290,10 @@ def test_a_model_without_quantizers_is_refused():
     net.add("Conv2D", **conv(4))
     with pytest.raises(CannotImport, match="no layer has a quantizer"):
         build(net)
+
+
+def test_classes_of_other_packages_are_refused() -> None:
+    """They may share a name with a layer of Keras and compute something else."""
+    assert [known_name(name, "layer") for name in ("ReLU", "Larq>SteSign")] == ["ReLU", "SteSign"]
+    with pytest.raises(CannotImport, match=r"layer 'a': 'acme>ReLU' is of the package 'acme'"):
+        known_name("acme>ReLU", "layer 'a'")

@@ -15,7 +15,7 @@ from torch import nn
 
 import unflip as package
 from unflip import binarize, models
-from unflip.imports import qonnx
+from unflip.imports import CannotImport, qonnx
 from unflip.imports.onnx_file import parse_onnx
 from unflip.packing import make_packed, read
 from unflip.packing.file import write
@@ -146,6 +146,28 @@ def test_other_operations(op: str, inputs: tuple[Any, ...], options: dict[str, A
     file.conv(4, 3, 1, 1, scale=0.25)
     file.node(op, *inputs, **options)
     check(file)
+
+
+def test_thresholds_per_channel_before_flatten() -> None:
+    file = File(3, 2, 2)
+    thresholds = np.array([[-1, 0.5], [0, 1], [0.25, 2]], np.float32)
+    file.node("MultiThreshold", thresholds, out_dtype="UINT2")
+    file.node("Flatten")
+    file.node("Gemm", file.last, np.sign(file.numbers(5, 12) + 0.01), file.numbers(5), transB=1)
+    check(file)
+
+
+def test_softmax_over_channels_and_pixels_is_refused() -> None:
+    """Before opset 13, axis=1 meant all dimensions from 1 on."""
+    file = File(3, 5, 6)
+    file.conv(4, 3, 1, 1, scale=0.25)
+    file.node("Softmax", axis=1)
+    model = file.model()
+    for entry in model.opset_import:
+        if entry.domain == "":
+            entry.version = 11
+    with pytest.raises(CannotImport, match="before opset 13 it is over channels and pixels"):
+        imported(model)
 
 
 def test_gemm_with_folded_weights() -> None:

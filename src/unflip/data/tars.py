@@ -159,6 +159,13 @@ def _members(tar: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     try:
         with tarfile.open(tar, "r:") as file:
             for member in file:
+                if member.size < 0:  # tarfile would read the same headers forever
+                    raise DataError(f"{tar} has a member of negative size. Download it again.")
+                if member.issparse():
+                    raise DataError(
+                        f"{tar}/{member.name} is sparse, which cannot be read in place. Write the tar without the "
+                        "option --sparse."
+                    )
                 if member.offset_data + member.size > length:
                     raise DataError(f"{tar} is cut off inside {member.name}. Download it again.")
                 if (member.isreg() or member.islnk()) and not member.name.rpartition("/")[
@@ -166,7 +173,14 @@ def _members(tar: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
                 ].startswith("."):
                     yield file, member
             _check_end(file, tar)
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except DataError:
+        raise
+    except (
+        tarfile.TarError,
+        OSError,
+        EOFError,
+        ValueError,
+    ) as error:  # ValueError: damaged numbers
         raise DataError(f"{tar} cannot be read as a tar: {error}. Download it again.") from error
 
 

@@ -156,6 +156,10 @@ class _Builder:
                 f"{node.title}: this operation is not supported; supported are {', '.join(sorted(OPS))}"
             )
         known, values, make = OPS[node.op]
+        if node.attributes.get("layout", "None") not in ("NCHW", "None"):
+            raise CannotImport(
+                f"{node.title} has layout={node.attributes['layout']!r:.20}; only NCHW is supported"
+            )
         odd = sorted(node.attributes.keys() - known - NEUTRAL)
         if odd:
             raise CannotImport(f"{node.title} has unknown attributes: {listed(odd)}")

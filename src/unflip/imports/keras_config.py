@@ -18,6 +18,8 @@ MOST_MODELS_DEEP = 8
 LARGEST_NUMBER = 1_048_576
 LARGEST_FLOAT = 1e30
 LONGEST_NAME = 500
+# Of registered classes.
+PACKAGES = frozenset(["", "Keras", "keras", "Larq", "larq", "larq_zoo", "Builtins", "Custom"])
 MODELS = ("Sequential", "Functional", "Model")
 
 # A tensor of the graph: the layer with the models around it, the number of the call, the number of the output.
@@ -86,8 +88,18 @@ class Layer:
                 value, settings = settings, {}
         if not isinstance(value, str | None) or value == "" or not isinstance(settings, dict):
             raise self.wrong(key, "a name, or an object with class_name and config")
-        name = value.rpartition(">")[2] if value else None  # "Package>Name"
+        name = known_name(value, self.title) if value else None
         return name, Layer(f"{self.kind} {self.path[-1]!r:.80} {key}", self.path, settings)
+
+
+def known_name(registered: str, title: str) -> str:
+    """The name of "Package>Name". A class of another package may share the name and compute something else."""
+    package, _, name = registered.rpartition(">")
+    if package not in PACKAGES:
+        raise CannotImport(
+            f"{title}: {registered!r:.80} is of the package {package!r:.40}; only classes of Keras and Larq are known"
+        )
+    return name
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,7 @@ class _Parser:
         assert isinstance(name, str)
         # a subclass of Model that was built as a functional one, such as larq-zoo's BinaryDenseNet
         functional = isinstance(config.get("layers"), list) and "output_layers" in config
-        kind = "Functional" if functional else kind.rpartition(">")[2]
+        kind = "Functional" if functional else known_name(kind, f"layer {name!r:.80}")
         return Layer(kind, (*inside, name), config)
 
     def _model(self, model: Layer, given: Tensor | None) -> list[Tensor]:

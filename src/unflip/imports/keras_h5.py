@@ -195,6 +195,12 @@ def _config(file: Any, where: str, size: int) -> bytes | None:
     """The attribute ``model_config``: one text."""
     if "model_config" not in file.attrs:
         return None
+    version = file.attrs.get("keras_version", "2")
+    version = version.decode("utf-8", "replace") if isinstance(version, bytes) else str(version)
+    if not version.startswith(("1.", "2")):
+        raise CannotImport(
+            f"{where} was saved by Keras {version:.20}, whose layers differ; Larq's networks are of Keras 2"
+        )
     found = file.attrs.get_id("model_config")
     if found.get_space().get_simple_extent_npoints() != 1:
         raise CannotImport(f"{where}: model_config should be one text")

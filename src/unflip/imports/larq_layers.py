@@ -45,6 +45,8 @@ from unflip.imports.larq_products import (
 )
 from unflip.imports.larq_quantizers import KERNELS
 
+LEAST_EPSILON = 1.001e-5  # TensorFlow's fused BatchNorm, of images, uses no smaller one
+
 
 def batch_norm(b: Builder, layer: Layer, inputs: list[Value]) -> Value:
     [x] = inputs
@@ -55,6 +57,8 @@ def batch_norm(b: Builder, layer: Layer, inputs: list[Value]) -> Value:
     if layer.config.get("renorm") or layer.config.get("virtual_batch_size"):
         raise CannotImport(f"{layer.title}: renorm and virtual_batch_size are not supported")
     epsilon = layer.number("epsilon", 1e-3)
+    if not x.vector:
+        epsilon = max(epsilon, LEAST_EPSILON)
     variance = b.vector(layer, "moving_variance", x)
     if (variance < 0).any() or not 0 <= epsilon < 1e6 or (variance + epsilon == 0).any():
         raise CannotImport(f"{layer.title}: variance + epsilon should be above 0")
@@ -77,6 +81,7 @@ def _pool(kind: str) -> Handler:
         kernel = layer.pair("pool_size", 2)
         g = geometry(layer, x, kernel, layer.pair("strides", list(kernel)))
         shape = (x.shape[0], *g.size)
+        b.count(layer, math.prod(shape) * math.prod(kernel))
         if kernel == x.shape[1:] and g.size == (1, 1) and g.padding == NO_PADDING:
             return b.add(layer, GlobalPool(kind, keep=True), [x], shape)
         return b.add(layer, Pool(kind, kernel, g.stride, g.padding), [x], shape)

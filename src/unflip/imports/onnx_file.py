@@ -95,6 +95,7 @@ class OnnxGraph:
     shape: tuple[int, ...]  # without the batch
     output: str
     producer: str
+    opset: int  # of ONNX's own operations
 
 
 def read_onnx(path: Path) -> OnnxGraph:
@@ -161,6 +162,7 @@ def _graph(model: Any) -> OnnxGraph:
         shape,
         _text(graph.output[0].name),
         producer or "not stated",
+        max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1),
     )
 
 

@@ -44,7 +44,7 @@ def load(path: Path) -> Imported:
 
 
 def build(graph: OnnxGraph) -> Imported:
-    b = Builder()
+    b = Builder(graph.opset)
     channels, height, width = (*graph.shape, 1, 1)[:3]
     b.values |= graph.constants
     b.values[graph.input] = Value(0, (channels, height, width), flat=len(graph.shape) == 1)

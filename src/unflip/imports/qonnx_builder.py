@@ -14,6 +14,7 @@ from unflip.packing.describe import SHAPES
 from unflip.packing.ir import Fields, Op, Shape
 
 F32 = np.float32
+MOST_CHANNELS = 2**20  # as in a packed file
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Value:
 class Builder:
     """The packed graph so far, and the ONNX values by name."""
 
+    opset: int
     ops: list[Op] = field(default_factory=list)
     values: dict[str, Value | Array] = field(default_factory=dict)
     binary: int = 0
@@ -72,6 +74,10 @@ class Builder:
         """A code as floats: each channel is multiplied by +1."""
         if x.code is None:
             return x
+        if x.channels > MOST_CHANNELS:
+            raise CannotImport(
+                f"{node.title}: {x.channels:,} channels; at most {MOST_CHANNELS:,} are supported"
+            )
         signs = np.packbits(np.ones(x.channels, np.uint8), bitorder="little")
         return self.add(
             "conv",

@@ -27,6 +27,8 @@ from unflip.imports.qonnx_builder import (
 )
 from unflip.packing.ir import affine, clamp, prelu
 
+SOFTMAX_OF_ONE_AXIS = 13  # the first opset with it
+
 
 @op("BatchNormalization")
 def _batch_norm(b: Builder, node: Node, inputs: list[Any]) -> Operand:
@@ -131,6 +133,11 @@ def _softmax(b: Builder, node: Node, inputs: list[Any]) -> Operand:
     axis = node.whole("axis", -1)
     if axis != 1 and not (x.flat and axis == -1):
         raise CannotImport(f"{node.title}: axis={axis}; only the channels, axis 1, are supported")
+    if b.opset < SOFTMAX_OF_ONE_AXIS and not x.flat and x.shape[1:] != (1, 1):
+        raise CannotImport(
+            f"{node.title}: before opset {SOFTMAX_OF_ONE_AXIS} it is over channels and pixels together; export with a "
+            "newer opset"
+        )
     return b.add("softmax" if node.op == "Softmax" else "log_softmax", node, [x])
 
 
@@ -221,7 +228,11 @@ def _are_pixels(axes: Any) -> bool:
 def _flat(b: Builder, node: Node, x: Value) -> Value:
     if x.flat:
         return x
-    return replace(b.add("flatten", node, [replace(x, code=None)], flat=True), code=x.code)
+    code = x.code
+    if code is not None and code["thresholds"].shape[1] > 1:  # one row per channel
+        pixels = x.shape[1] * x.shape[2]
+        code = code | {"thresholds": np.repeat(code["thresholds"], pixels, axis=1)}
+    return replace(b.add("flatten", node, [replace(x, code=None)], flat=True), code=code)
 
 
 @op("Concat")

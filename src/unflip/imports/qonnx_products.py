@@ -32,7 +32,10 @@ from unflip.packing.ir import affine
 def _constant_node(b: Builder, node: Node, inputs: list[Any]) -> Operand:
     for key in ("value", "value_float", "value_int", "value_ints"):
         if key in node.attributes and node.attributes[key] is not None:
-            return np.asarray(node.attributes[key])
+            found = np.asarray(node.attributes[key])
+            if found.dtype.kind in "fiub":
+                return found
+            raise CannotImport(f"{node.title}: its {key} is not a number")
     raise CannotImport(f"{node.title}: only value, value_float, value_int and value_ints are read")
 
 
@@ -40,6 +43,10 @@ def _constant_node(b: Builder, node: Node, inputs: list[Any]) -> Operand:
 def _identity(b: Builder, node: Node, inputs: list[Any]) -> Operand:
     if node.op == "Cast" and node.whole("to", 1) != 1:
         raise CannotImport(f"{node.title}: only a cast to 32-bit floats is supported")
+    if node.op == "Dropout" and len(inputs) > 2 and inputs[2] is not None and np.any(inputs[2]):
+        raise CannotImport(
+            f"{node.title}: it is in training mode; export the network in evaluation mode"
+        )
     found: Operand = inputs[0]
     return found
 
@@ -137,6 +144,8 @@ def _linear(b: Builder, node: Node, x: Value, weight: Array, bias: Array | None)
 def _gemm(b: Builder, node: Node, inputs: list[Any]) -> Operand:
     node.only(alpha=1.0, beta=1.0, transA=0)
     x, weight = any_value(node, inputs[0]), constant(node, inputs, 1, "weight")
+    if weight.ndim != 2:
+        raise CannotImport(f"{node.title}: weights of shape {weight.shape}; a matrix is needed")
     weight = weight if node.whole("transB", 0) else weight.T
     bias = None
     if len(inputs) > 2 and inputs[2] is not None:

@@ -80,7 +80,7 @@ class Quant:
                 raise CannotImport(
                     f"{self.node.title}: 1 bit with zero point {zero:g}; only 0 is supported"
                 )
-            return bipolar_code(self.node, self.scale)
+            return bipolar_code(self.node, np.array(scale))
         if self.bits > MOST_BITS:
             raise CannotImport(
                 f"{self.node.title}: {self.bits} bits; the inputs of a layer have at most {MOST_BITS} in a packed file"

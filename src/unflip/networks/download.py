@@ -103,6 +103,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: Any, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
+        fp.close()  # urllib would read all of its text
         target = urlsplit(newurl)
         _refuse_insecure(target, self.hashed)
         if req.type == "https" and target.scheme != "https":
@@ -125,7 +126,8 @@ def _fetch(address: str, path: Path, hashed: bool) -> str:
         ) from None
     except urllib.error.URLError as error:
         raise DownloadError(_unreachable(address, error.reason)) from None
-    except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
+    except (TimeoutError, ConnectionError, http.client.HTTPException, ValueError) as error:
+        # ValueError: an address that leads to a text that is not one
         raise DownloadError(_unreachable(address, error)) from None
 
 

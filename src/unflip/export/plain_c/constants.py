@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+
+from unflip.packing.file import PackedFileError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,6 +56,10 @@ class Constants:
 
 def c_float(value: Any) -> str:
     """An exact float constant."""
+    if not math.isfinite(value):
+        raise PackedFileError(
+            f"a number of the network would be {value}, which C has no constant for"
+        )
     text = float(value).hex()
     if text in ("0x0.0p+0", "-0x0.0p+0"):
         return "-0.0f" if text[0] == "-" else "0.0f"

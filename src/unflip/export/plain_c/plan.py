@@ -300,20 +300,22 @@ def _fold_scale(conv: Conv, steps: list[Fields]) -> None:
         return
     assert conv.scales is not None
     factor = steps[0]["scale"]
-    if not all(_keep_digits(v, factor) for v in (conv.scales, conv.offset) if v is not None):
+    if not _keep_digits(conv.scales, factor, vanish=True):
         return
+    if conv.offset is not None and not _keep_digits(conv.offset, factor, vanish=False):
+        return  # as in the runtime, where an offset must not become 0
     steps[0] = {k: v for k, v in steps[0].items() if k != "scale"}
     conv.scales = conv.scales * factor
     if conv.offset is not None:
         conv.offset = conv.offset * factor
 
 
-def _keep_digits(a: Array, b: Array) -> bool:
-    """Whether all products are normal floats, or 0 because a factor is."""
+def _keep_digits(a: Array, b: Array, vanish: bool) -> bool:
+    """Whether all products are normal floats, or 0 because ``a`` is, or if they may ``vanish``, because ``b`` is."""
     with np.errstate(over="ignore", under="ignore"):
         size = np.abs(a * b)
     normal = np.isfinite(size) & (size >= np.finfo(F32).tiny)
-    return bool((normal | (a == 0) | (b == 0)).all())
+    return bool((normal | (a == 0) | ((b == 0) & vanish)).all())
 
 
 def _make_rising(conv: Conv, steps: list[Fields]) -> bool:
