@@ -103,6 +103,7 @@ struct EngineWorkspace : Workspace {
 
 // Units of work (see needs.cpp). About 80 take a nanosecond.
 constexpr int64_t kJobWork = 80'000;       // of a job, at least, if threads get more than one
+constexpr float kLeastFolded = 1e-18f, kMostFolded = 1e18f;
 constexpr int64_t kWorkPerOverhead = 400;  // a task must take several times as long as the overhead: data must move, too
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -214,9 +215,10 @@ class EngineImpl : public Engine {
                           std::move(pool_epilogue), kernels_, jobs);
   }
 
-  // Folds a factor that directly follows into the scales of the weights, unless a product leaves the normal floats. If it
-  // overflows, a sum of 0 would become NaN. If it is smaller than they are, it loses digits that a large sum still has. An offset
-  // must not become 0, because the plan has chosen the layout of the input by whether there is one.
+  // Folds a factor that directly follows into the scales of the weights, unless a product is very large or small. If it overflows,
+  // a sum of 0 would become NaN, and below the normal floats it loses digits that a large sum still has; it is yet to be multiplied
+  // by the values of the codes. An offset must not become 0, because the plan has chosen the layout of the input by whether there
+  // is one.
   static void fold_scale(Convolution& conv, std::vector<Step>& steps) {
     if (steps.empty() || steps[0].kind != StepKind::Affine || steps[0].scale.empty()) return;
     if (conv.offset.size() == 1) conv.offset.resize(conv.filters, conv.offset[0]);
@@ -225,7 +227,8 @@ class EngineImpl : public Engine {
     auto keeps_digits = [&](const std::vector<float>& numbers, bool may_vanish) {
       for (size_t i = 0; i < numbers.size(); i++) {
         const bool vanishes = may_vanish && factor(i) == 0;
-        if (numbers[i] != 0 && !vanishes && !std::isnormal(numbers[i] * factor(i))) return false;
+        const float product = std::abs(numbers[i] * factor(i));
+        if (numbers[i] != 0 && !vanishes && !(product >= kLeastFolded && product <= kMostFolded)) return false;
       }
       return true;
     };

@@ -151,6 +151,24 @@ def test_scales_whose_product_overflows(
         assert found == 0
 
 
+def test_a_folded_factor_times_the_values_of_codes(
+    instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The product of scale and factor is finite, but not 16 times it: 0 was NaN."""
+    net = Net(2, 1, 1)
+    thresholds = net.keep(np.zeros((1, 1), F32))
+    fields = {"thresholds": thresholds, "strict": [False], "coding": "planes"}
+    code = net.op("quantize", 0, **fields, scales=[16.0], offset=-8.0)
+    steps = [{"step": "affine", "scale": net.keep(np.full(1, 1e18, F32))}]
+    fields = {"bits": net.keep(np.array([1], "u1")), "scales": net.keep(np.full((1, 1), 2e20, F32))}
+    net.conv(code, (1, 2, 1, 1), **fields, steps=steps)
+    for isa in instruction_sets:
+        monkeypatch.setenv("UNFLIP_ISA", isa)
+        found = np.empty((1, 1, 1, 1), F32)
+        Network.from_bytes(net.data(), 1).run(np.ones((1, 2, 1, 1), F32), found)
+        assert found == 0
+
+
 def test_scales_whose_product_loses_digits(
     instruction_sets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

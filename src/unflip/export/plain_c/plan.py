@@ -19,6 +19,7 @@ from unflip.packing.ir import Shape
 Array = np.ndarray[Any, np.dtype[Any]]
 Fields = dict[str, Any]
 
+LEAST_FOLDED, MOST_FOLDED = np.float32(1e-18), np.float32(1e18)  # as in the runtime
 POOLED_BYTES = 256 << 10  # rows of a convolution that the runtime keeps for a pool
 # To write them as text takes 32 and 128 bytes of memory each.
 MOST_SIGNS, MOST_FLOATS = 2**25, 2**23
@@ -311,11 +312,11 @@ def _fold_scale(conv: Conv, steps: list[Fields]) -> None:
 
 
 def _keep_digits(a: Array, b: Array, vanish: bool) -> bool:
-    """Whether all products are normal floats, or 0 because ``a`` is, or if they may ``vanish``, because ``b`` is."""
+    """Whether no product is very large or small, or 0 because ``a`` is, or if they may ``vanish``, because ``b`` is."""
     with np.errstate(over="ignore", under="ignore"):
         size = np.abs(a * b)
-    normal = np.isfinite(size) & (size >= np.finfo(F32).tiny)
-    return bool((normal | (a == 0) | ((b == 0) & vanish)).all())
+    usual = (size >= LEAST_FOLDED) & (size <= MOST_FOLDED)
+    return bool((usual | (a == 0) | ((b == 0) & vanish)).all())
 
 
 def _make_rising(conv: Conv, steps: list[Fields]) -> bool:
