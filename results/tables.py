@@ -41,6 +41,7 @@ REFERENCES = {
     "rho": "rho-0",
     "beyond": "conv",
     "final": "baseline",
+    "ends": "baseline",
     "imagenette-resnet18": "baseline",
     "imagenette-alexnet": "baseline",
     "imagenette-ablation": "finetune",
