@@ -87,14 +87,14 @@ def test_the_tables_of_both_pages_are_current(tables: ModuleType) -> None:
 
 
 def int8_ends() -> set[str]:
-    """The means of the runs in a log, which are not a study: of each kind of ends, over seeds in the last epoch."""
+    """The means of the runs in a log, which are not a study: of each training, over seeds in the last epoch."""
     text = (RESULTS / "inference" / "int8-ends.log").read_text(encoding="utf-8")
     runs: dict[str, list[float]] = {}
-    for ends, accuracy in re.findall(
-        r"^ends=(\w+) seed \d epoch 2: accuracy ([\d.]+) %", text, re.M
-    ):
-        runs.setdefault(ends, []).append(float(accuracy))
-    assert {ends: len(own) for ends, own in runs.items()} == {"float": 5, "int8": 5}
+    line = r"^((?:lr=[\d.]+ )?ends=\w+) seed \d(?: epoch 2)?: accuracy ([\d.]+) %"
+    for kind, accuracy in re.findall(line, text, re.M):
+        runs.setdefault(kind, []).append(float(accuracy))
+    assert {len(own) for own in runs.values()} == {5}
+    assert len(runs) == 6  # two kinds of ends, in three trainings
     return {f"{statistics.mean(own):.2f} ± {statistics.stdev(own):.2f}" for own in runs.values()}
 
 

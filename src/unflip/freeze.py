@@ -129,7 +129,7 @@ def freeze(model: nn.Module) -> nn.Module:
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy. What it would share with ``model``, or could not copy, is refused by name."""
     for name, module in model.named_modules():
-        if _keeps_a_module(vars(module).get("forward")):
+        if not isinstance(module, BinaryLayer) and _keeps_a_module(vars(module).get("forward")):
             raise ValueError(
                 f"the forward of {_named(name, module)} is a function that was put in its place, so a copy would still "
                 "run the original. Undo that, or use types.MethodType(function, module)"

@@ -1,6 +1,6 @@
 """Operations whose gradients torch does not vectorize on a CPU, with the same values and gradients, but faster.
 
-Together with ``torch.where`` (see ``ste.sign``) they took two thirds of the time of training a binary ResNet-20 there.
+Together with ``torch.where`` (see ``ste.sign``) they took half of the time of training a binary ResNet-20 there.
 On other devices, and in compiled or exported code, these are torch's own operations.
 """
 

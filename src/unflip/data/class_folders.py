@@ -50,9 +50,10 @@ class FolderPart(ListedPart):
 
     def read(self, index: int) -> bytes:
         try:
-            if not os.path.isfile(self.name(index)):  # a pipe would never end
+            path = self.name(index)
+            if os.path.exists(path) and not os.path.isfile(path):  # a pipe would never end
                 raise OSError(errno.EINVAL, "it is not an ordinary file")
-            with open(self.name(index), "rb") as file:
+            with open(path, "rb") as file:
                 return file.read()
         except OSError as error:
             raise _unreadable(self.name(index), error) from error
