@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from PIL.Image import Image, Transpose
+    from PIL.ImageFile import ImageFile
 
 ORIENTATION = 0x0112  # the EXIF tag
 # Pillow knows many more, and starts Ghostscript for one of them. JPEG includes the MPO of some cameras.
@@ -54,10 +55,7 @@ def read_picture(path: str | os.PathLike[str], mode: str) -> Image:
     if not os.path.isfile(path):
         raise OSError(f"{os.fspath(path)} is not an ordinary file")
     try:
-        with warnings.catch_warnings():
-            # Pillow only warns up to twice its limit.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            file = Image.open(path, formats=FORMATS)
+        file = _open(path)
     except UnidentifiedImageError as error:
         raise _unknown(os.fspath(path)) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -68,19 +66,24 @@ def read_picture(path: str | os.PathLike[str], mode: str) -> Image:
         return _upright(file, mode, os.fspath(path))
 
 
+def _open(source: str | os.PathLike[str] | io.BytesIO) -> ImageFile:
+    """A path or a file. Too many pixels are an error: Pillow only warns up to twice its limit."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        return Image.open(source, formats=FORMATS)
+
+
 def decode_rgb(data: bytes, name: str) -> Image:
     """Encoded bytes as an RGB picture, with the rules of :func:`read_picture`. Errors name the image ``name``.
 
     The bytes tell the format, not the name: a PNG file called .JPEG is decoded too.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings():
-            # Pillow only warns up to twice its limit.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            file = Image.open(io.BytesIO(data), formats=FORMATS)
-        with file:
+        with _open(io.BytesIO(data)) as file:
             return _upright(file, "RGB", name)
     except (PixelError, MemoryError):  # a lack of memory is not the image's fault
         raise

@@ -22,9 +22,8 @@ def sign(x: Tensor) -> Tensor:
     ``torch.sign`` gives 0 at 0, and ``where(x >= 0, 1, -1)`` turns a NaN into a valid bit.
     """
     x = x.detach()
-    if eager_on_cpu(
-        x
-    ):  # where is slow there. threshold(x, t, v) is v where x <= t, otherwise x, also for NaN
+    if eager_on_cpu(x):
+        # where is slow there. threshold(x, t, v) is v where x <= t, otherwise x, also for NaN
         y = F.threshold(-x, 0.0, -1.0)  # -1 where x >= 0, |x| elsewhere
         return F.threshold(y.neg_(), 0.0, -1.0, inplace=True)
     one = torch.ones_like(x)

@@ -49,13 +49,10 @@ def clip_gradient(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
     """
     ends = torch.tensor([low, high], dtype=x.dtype)
     below, above = torch.nextafter(ends, ends.new_tensor([-math.inf, math.inf])).tolist()
-    tiny = torch.finfo(
-        x.dtype
-    ).tiny  # where torch flushes denormal numbers, nothing else is beyond 0
-    below, above = (
-        (low - tiny if below == low else below),
-        (high + tiny if above == high else above),
-    )
+    # Where torch flushes denormal numbers, the float next to 0 is 0.
+    tiny = torch.finfo(x.dtype).tiny
+    below = low - tiny if below == low else below
+    above = high + tiny if above == high else above
     return torch.ops.aten.hardtanh_backward(grad, x, below, above)
 
 

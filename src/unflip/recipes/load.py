@@ -178,12 +178,8 @@ def _values(text: str, source: str) -> Any:
         return yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         raise RecipeError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
-    except (
-        ValueError,
-        OverflowError,
-        AttributeError,
-        LookupError,
-    ) as error:  # 2021-99-99 looks like a date
+    # 2021-99-99 looks like a date, and a tag may not fit its value
+    except (ValueError, OverflowError, AttributeError, LookupError) as error:
         if isinstance(error, RecipeError):
             raise
         raise RecipeError(f"{source} has a value that YAML cannot read: {error}") from None
