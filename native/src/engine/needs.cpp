@@ -11,6 +11,7 @@
 #include "../kernels/look_up.h"
 #include "../kernels/popcount.h"
 #include "../kernels/stem.h"
+#include "../kernels/whole_stem.h"
 #include "binary_conv.h"
 #include "byte_weights.h"
 #include "count_epilogue.h"
@@ -154,7 +155,7 @@ class FloatConvNeeds {
     TaskNeeds n;
     n.kept = parts(conv_.filters, kFloatBlock) * stem_block(conv_.channels) * kFloat;
     if (conv_.int8) n.kept += kGrowth * Size(in_.shape.width) * conv_.channels * sizeof(int16_t);
-    n.temporary = Size(conv_.filters) * depth_ * kFloat + Size(kStemTerms) * kStemTerms * conv_.channels * sizeof(double);
+    n.temporary = Size(conv_.filters) * depth_ * kFloat + Size(kStemTerms) * kStemPointTerms * conv_.channels * sizeof(double);
     const Size line = Size(op_.shape.width + 9) * (kStemTerms / 2 * conv_.channels) + 64;
     n.thread_scratch = largest(pooled_, 2 * row_) + line * (kStemRows + kStemTerms) * kFloat;
     return n;

@@ -1,4 +1,4 @@
-// The stem of whole numbers with AVX2, for stem.h.
+// The stem of whole numbers with AVX2, for whole_stem.h.
 //
 // A step multiplies two numbers of each tile with two vectors of weights: one broadcast, two products and two additions per tile.
 // Compilers keep the sums of so many tiles in memory, so the loop for four tiles or more is in assembly.
@@ -6,7 +6,7 @@
 
 #include <immintrin.h>
 
-#include "stem.h"
+#include "whole_stem.h"
 
 namespace unflip {
 namespace {
@@ -20,6 +20,11 @@ struct WholeSums {
   UNFLIP_INLINE void store(int32_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
   UNFLIP_INLINE WholeSums operator+(WholeSums o) const { return {_mm256_add_epi32(x, o.x)}; }
   UNFLIP_INLINE WholeSums operator-(WholeSums o) const { return {_mm256_sub_epi32(x, o.x)}; }
+  UNFLIP_INLINE WholeSums times(uint32_t v) const { return {_mm256_mullo_epi32(x, _mm256_set1_epi32(static_cast<int>(v)))}; }
+  template <int Bits>
+  UNFLIP_INLINE WholeSums shifted() const {
+    return {_mm256_slli_epi32(x, Bits)};
+  }
 };
 
 // Tile i has its sums in ymm(2 i) and ymm(2 i + 1). ymm12, ymm13: weights; ymm14, ymm15: products. %[in] is the first tile, %[in3]
@@ -120,9 +125,8 @@ struct WholeStem {
     }
   }
 
-  // Sums are four times too large.
   static UNFLIP_INLINE void put(WholeSums sum, const float* scale, float* to) {
-    const __m256 y = _mm256_cvtepi32_ps(_mm256_srai_epi32(sum.x, 2));
+    const __m256 y = _mm256_cvtepi32_ps(_mm256_srai_epi32(sum.x, 4));
     _mm256_storeu_ps(to, _mm256_mul_ps(y, _mm256_loadu_ps(scale)));
   }
 };

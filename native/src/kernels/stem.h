@@ -38,10 +38,6 @@
 //     z1   = multiply-adds of s, starting from q - r
 //
 // Then, from these of the four kinds, y0 = (zq + zr) + zp and y1 = (zq - zr) + zs, for the left and the right outputs.
-//
-// Whole numbers: the same with integers of 16 bits, whose products are summed in 32 bits, two at a time. Filters are transformed
-// without the factors 1/2, so results are four times too large. Left factors are at most 4 * 255 and right ones at most 16 * 127,
-// so no sum exceeds 100 * 4 channels * 1020 * 2032 < 2^31. The terms of a line are padded to an even number.
 #pragma once
 
 #include "kernels.h"
@@ -56,15 +52,8 @@ constexpr int kStemKinds = 4;
 constexpr int stem_terms(int kind) { return kind == kStemR ? 1 : 3; }
 constexpr int stem_first(int kind) { return kind == kStemQ ? 0 : stem_first(kind - 1) + stem_terms(kind - 1); }
 
-// Steps of the terms of one kind in a line, with `group` numbers per step.
-constexpr int stem_steps(int kind, int channels, int group) { return (stem_terms(kind) * channels + group - 1) / group; }
-
 // The number of weights of a block.
-constexpr int64_t stem_block(int channels, int group = 1) {
-  int64_t steps = 0;
-  for (int kind = kStemQ; kind <= kStemS; kind++) steps += stem_steps(kind, channels, group);
-  return kStemTerms * steps * group * kFloatBlock;
-}
+constexpr int64_t stem_block(int channels) { return int64_t{kStemTerms} * kStemTerms * channels * kFloatBlock; }
 
 // A tile: `Tiles` tiles of two by two outputs by N vectors of filters (see epilogue.h; V::fused must round once). The sums stay in
 // registers.
@@ -207,118 +196,6 @@ void stem_tile(const StemTile& t) {
     case 4: return StemSums<V, 4, N>(t).run();
     case 5: return StemSums<V, 5, N>(t).run();
     default: return StemSums<V, 6, N>(t).run();
-  }
-}
-
-// The products of a row kind and a column kind, for a tile of whole numbers.
-struct StemProducts {
-  const int16_t* const* lines = nullptr;  // of the row kind
-  int line_count = 0;
-  int64_t first = 0;                 // the column kind's place in a line, for the first tile
-  int64_t tile = 0;                  // numbers from one tile to the next
-  int steps = 0;                     // of each line, two numbers each
-  const int16_t* weights = nullptr;  // of the first block
-  int64_t block = 0;                 // numbers from one block to the next
-};
-
-constexpr int kStemGroup = 2;  // whole numbers per step
-
-// Sums of whole numbers are exact in any order. So each of the sixteen sums of products starts at 0 and does not wait for another.
-// Stem has a type Vector of sums and two functions: add_products<Tiles, N>(products, sums) stores the sums of products, and
-// put(vector, scale, to) stores a quarter of a vector as scaled floats.
-template <class Stem, int Tiles, int N>
-class WholeStemSums {
- public:
-  using V = typename Stem::Vector;
-
-  explicit WholeStemSums(const WholeStemTile& t) : t_(t) {}
-
-  void run() {
-    StemProducts p;
-    p.tile = int64_t{kStemTerms} * t_.channels;
-    p.block = stem_block(t_.channels, kStemGroup);
-    p.weights = t_.weights;
-    for (int kind = kStemQ; kind <= kStemS; kind++) {
-      p.lines = t_.lines + stem_first(kind);
-      p.line_count = stem_terms(kind);
-      for (int column_kind = kStemQ; column_kind <= kStemS; column_kind++) {
-        p.first = t_.first * p.tile + stem_first(column_kind) * t_.channels;
-        p.steps = stem_steps(column_kind, t_.channels, kStemGroup);
-        Stem::template add_products<Tiles, N>(p, sums_[kind][column_kind]);
-        p.weights += int64_t{p.line_count} * p.steps * kStemGroup * kFloatBlock;
-      }
-    }
-    const bool inside = 2 * (t_.first + Tiles) <= t_.width && t_.filters >= kFilters;
-    for (int tile = 0; tile < Tiles; tile++)
-      for (int c = 0; c < kFilters; c += V::kWidth) put(tile, c, inside);
-  }
-
- private:
-  static constexpr int kFilters = N * V::kWidth;
-
-  struct Sides {
-    V left, right;
-  };
-
-  // The outputs of a row kind.
-  UNFLIP_INLINE Sides sides(int kind, int at) const {
-    const V q = V::load(&sums_[kind][kStemQ][at]), r = V::load(&sums_[kind][kStemR][at]);
-    return {q + r + V::load(&sums_[kind][kStemP][at]), q - r + V::load(&sums_[kind][kStemS][at])};
-  }
-
-  // The four outputs of a tile.
-  UNFLIP_INLINE void put(int tile, int c, bool inside) const {
-    const int at = tile * kFilters + c;
-    const Sides q = sides(kStemQ, at), r = sides(kStemR, at), p = sides(kStemP, at), s = sides(kStemS, at);
-    put_row(t_.out[0], tile, c, inside, q.left + r.left + p.left, q.right + r.right + p.right);
-    if (t_.out[1]) put_row(t_.out[1], tile, c, inside, q.left - r.left + s.left, q.right - r.right + s.right);
-  }
-
-  UNFLIP_INLINE void put_row(float* row, int tile, int c, bool inside, V left, V right) const {
-    const int column = 2 * (t_.first + tile);
-    float* to = row + column * t_.out_stride + c;
-    if (inside) {
-      Stem::put(left, t_.scale + c, to);
-      Stem::put(right, t_.scale + c, to + t_.out_stride);
-      return;
-    }
-    float part[2][V::kWidth];
-    Stem::put(left, t_.scale + c, part[0]);
-    Stem::put(right, t_.scale + c, part[1]);
-    for (int side = 0; side < 2 && column + side < t_.width; side++)
-      for (int i = 0; i < V::kWidth && c + i < t_.filters; i++) to[side * t_.out_stride + i] = part[side][i];
-  }
-
-  const WholeStemTile& t_;
-  alignas(64) int32_t sums_[kStemKinds][kStemKinds][Tiles * kFilters];
-};
-
-// One sum of products, in registers. Stem::add(sum, x, w) adds the products of a step.
-template <class Stem, int Tiles, int N>
-UNFLIP_INLINE void add_stem_products(const StemProducts& p, int32_t* to) {
-  using V = typename Stem::Vector;
-  RegisterTile<V, Tiles, N> sums;
-  sums.each([](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = V::set(0); });
-  const int16_t* w = p.weights;
-  for (int line = 0; line < p.line_count; line++) {
-    const int16_t* in = p.lines[line] + p.first;
-    for (int k = 0; k < p.steps; k++, in += kStemGroup, w += kStemGroup * kFloatBlock)
-      sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
-        Stem::add(v, in + tile * p.tile, w + c / kFloatBlock * p.block + c % kFloatBlock * kStemGroup);
-      });
-  }
-  sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE { v.store(to + tile * N * V::kWidth + c); });
-}
-
-template <class Stem, int N>
-void whole_stem_tile(const WholeStemTile& t) {
-  switch (t.tiles) {
-    case 1: return WholeStemSums<Stem, 1, N>(t).run();
-    case 2: return WholeStemSums<Stem, 2, N>(t).run();
-    case 3: return WholeStemSums<Stem, 3, N>(t).run();
-    case 4: return WholeStemSums<Stem, 4, N>(t).run();
-    case 5: return WholeStemSums<Stem, 5, N>(t).run();
-    default: return WholeStemSums<Stem, 6, N>(t).run();
   }
 }
 

@@ -20,6 +20,7 @@
 #include "look_up.h"
 #include "stem.h"
 #include "sum_abs.h"
+#include "whole_stem.h"
 
 // Small code is preferred to fast code, but loops over registers must be unrolled.
 #define UNFLIP_UNROLL _Pragma("clang loop unroll(full)")
@@ -310,7 +311,7 @@ void byte_tile(const ByteTile& t) {
       byte_part<kBytePart>(t, filter);
 }
 
-// 8 sums of whole numbers, for stem.h.
+// 8 sums of whole numbers, for whole_stem.h.
 struct WholeSums {
   static constexpr int kWidth = 8;
   v128_t a, b;
@@ -322,6 +323,14 @@ struct WholeSums {
   }
   UNFLIP_INLINE WholeSums operator+(WholeSums o) const { return {wasm_i32x4_add(a, o.a), wasm_i32x4_add(b, o.b)}; }
   UNFLIP_INLINE WholeSums operator-(WholeSums o) const { return {wasm_i32x4_sub(a, o.a), wasm_i32x4_sub(b, o.b)}; }
+  UNFLIP_INLINE WholeSums times(uint32_t v) const {
+    const v128_t all = wasm_u32x4_splat(v);
+    return {wasm_i32x4_mul(a, all), wasm_i32x4_mul(b, all)};
+  }
+  template <int Bits>
+  UNFLIP_INLINE WholeSums shifted() const {
+    return {wasm_i32x4_shl(a, Bits), wasm_i32x4_shl(b, Bits)};
+  }
 };
 
 struct WholeStem {
@@ -335,10 +344,9 @@ struct WholeStem {
     sum.a = wasm_i32x4_add(sum.a, wasm_i32x4_dot_i16x8(two, wasm_v128_load(w)));
     sum.b = wasm_i32x4_add(sum.b, wasm_i32x4_dot_i16x8(two, wasm_v128_load(w + 8)));
   }
-  // Sums are four times too large.
   static UNFLIP_INLINE void put(WholeSums sum, const float* scale, float* to) {
-    const v128_t low = wasm_f32x4_convert_i32x4(wasm_i32x4_shr(sum.a, 2));
-    const v128_t high = wasm_f32x4_convert_i32x4(wasm_i32x4_shr(sum.b, 2));
+    const v128_t low = wasm_f32x4_convert_i32x4(wasm_i32x4_shr(sum.a, 4));
+    const v128_t high = wasm_f32x4_convert_i32x4(wasm_i32x4_shr(sum.b, 4));
     wasm_v128_store(to, wasm_f32x4_mul(low, wasm_v128_load(scale)));
     wasm_v128_store(to + 4, wasm_f32x4_mul(high, wasm_v128_load(scale + 4)));
   }
