@@ -52,11 +52,12 @@ class ByteConv : public Task {
     plan_scratch(floats * static_cast<int64_t>(sizeof(float)), pixel_cut_.size);
   }
 
-  // Of a thread: its rows or sums, then the gathered steps of `pixels` pixels.
+  // Of a thread: its rows or sums, then the gathered steps of `pixels` pixels or the widened numbers of a tile.
   void plan_scratch(int64_t bytes, int64_t pixels) {
     rest_at_ = round_up(bytes, 64);
     rest_stride_ = pixels * kByteGroup;
     thread_scratch_bytes = rest_at_ + weights_.rest_count() * rest_stride_;
+    if (weights_.wide()) thread_scratch_bytes += kBytePixels * weights_.window_numbers() * static_cast<int64_t>(sizeof(int16_t));
   }
 
   void run_job(const RunContext& context, int job, int thread) const {
@@ -98,6 +99,7 @@ class ByteConv : public Task {
 
   // Pixels first .. last - 1, channels channel .. end - 1; sums: those of the first pixel.
   void sum_pixels(const RunContext& context, int thread, int first, int last, int channel, int end, float* sums) const {
+    if (weights_.wide()) return sum_wide(context, thread, first, last, channel, end, sums);
     const int step = last - first == 1 ? kFloatBlock * kFloatBlocks : context.kernels->float_filters;
     const int pixels = context.kernels->byte_pixels;
     uint8_t* rest = context.scratch_of(thread) + rest_at_;
@@ -111,6 +113,18 @@ class ByteConv : public Task {
         for (int i = 0; i < tile.pixels; i++) tile.out[i] = sums + int64_t{p - first + i} * epilogue_->stride() + c;
         context.kernels->byte_tile(tile);
       }
+    }
+  }
+
+  void sum_wide(const RunContext& context, int thread, int first, int last, int channel, int end, float* sums) const {
+    ByteTile tile = new_tile(channel / kFloatBlock);
+    weights_.aim_wide(tile, channel / kFloatBlock, reinterpret_cast<int16_t*>(context.scratch_of(thread) + rest_at_));
+    tile.filters = end - channel;
+    const int pixels = context.kernels->byte_pixels;
+    for (int p = first; p < last; p += pixels) {
+      aim(context, tile, p, std::min(pixels, last - p), 0);
+      for (int i = 0; i < tile.pixels; i++) tile.out[i] = sums + int64_t{p - first + i} * epilogue_->stride() + channel;
+      context.kernels->wide_byte_tile(tile);
     }
   }
 
@@ -148,7 +162,7 @@ class ByteConv : public Task {
   std::unique_ptr<Epilogue> epilogue_;
   std::unique_ptr<PooledRows> pooled_;     // if there is a pool
   Cut pixel_cut_, block_cut_;              // otherwise
-  int64_t rest_at_ = 0, rest_stride_ = 0;  // of gathered steps, in a thread's scratch
+  int64_t rest_at_ = 0, rest_stride_ = 0;  // of gathered steps or widened numbers, in a thread's scratch
 };
 
 }  // namespace

@@ -18,7 +18,8 @@ int32_t sum_of_zeros(const Convolution& conv, int filter, const ByteRange& range
 
 ByteWeights::ByteWeights(const Op& op, const ByteRange& range, const ValueInfo& in, const Kernels& kernels)
     : window_(op.conv, in.shape, op.shape), layout_(in.layout), channels_(op.conv.channels), groups_(op.conv.groups),
-      group_filters_(op.conv.filters / op.conv.groups), rest_count_(gathered_steps(op.conv, kernels)) {
+      group_filters_(op.conv.filters / op.conv.groups), rest_count_(gathered_steps(op.conv, kernels)),
+      wide_(is_wide(op, kernels)) {
   choose_segments(op.conv);
   pack(op.conv, range, kernels.byte_bias);
 }
@@ -39,18 +40,17 @@ void ByteWeights::choose_segments(const Convolution& conv) {
 // The filters of a group fill whole blocks; those after them are 0.
 void ByteWeights::pack(const Convolution& conv, const ByteRange& range, int bias) {
   const int filters = groups_ * group_blocks() * kFloatBlock, taps = conv.kernel.h * conv.kernel.w;
-  weights_.assign(int64_t{groups_} * group_blocks() * block_bytes(), 0);
+  if (wide_)
+    wide_weights_.assign(group_blocks() * window_numbers() * kFloatBlock, 0);
+  else
+    weights_.assign(groups_ * group_blocks() * block_bytes(), 0);
   minus_.assign(filters, 0);
   scale_.assign(filters, 0.f);
   const int8_t* from = conv.bytes.data();
   for (int o = 0; o < conv.filters; o++) {
     const int own = o / group_filters_ * group_blocks() * kFloatBlock + o % group_filters_;
-    int8_t* to = &weights_[own / kFloatBlock * block_bytes() + own % kFloatBlock * kByteGroup];
     for (int c = 0; c < channels_; c++)
-      for (int t = 0; t < taps; t++) {
-        const int64_t k = place(t / segment_taps_, t % segment_taps_ * channels_ + c);
-        to[k / kByteGroup * kStep + k % kByteGroup] = *from++;
-      }
+      for (int t = 0; t < taps; t++) put(own, place(t / segment_taps_, t % segment_taps_ * channels_ + c), *from++);
     minus_[own] = sum_of_zeros(conv, o, range, bias);
     scale_[own] = conv.scales[o];
   }
@@ -61,6 +61,15 @@ int64_t ByteWeights::place(int64_t segment, int byte) const {
   const int steps = segment_steps_ * kByteGroup;
   if (byte < steps || !rest_count_) return segment * steps + byte;
   return static_cast<int64_t>(steps_.size()) * kByteGroup + segment * (segment_taps_ * channels_ - steps) + byte - steps;
+}
+
+void ByteWeights::put(int filter, int64_t place, int8_t weight) {
+  const int64_t block = filter / kFloatBlock, own = filter % kFloatBlock;
+  if (wide_)
+    wide_weights_[(block * window_numbers() + place / kWideGroup * kWideGroup) * kFloatBlock + own * kWideGroup +
+                  place % kWideGroup] = weight;
+  else
+    weights_[block * block_bytes() + place / kByteGroup * kStep + own * kByteGroup + place % kByteGroup] = weight;
 }
 
 void ByteWeights::negate(int filter) {

@@ -18,6 +18,11 @@ namespace unflip {
 // Whether the bytes of a row of taps are contiguous.
 inline bool joins_taps(const Convolution& conv) { return conv.groups == 1 && conv.dilation.w == 1; }
 
+// Whether a convolution uses wide_byte_tile.
+inline bool is_wide(const Op& op, const Kernels& kernels) {
+  return kernels.wide_byte_tile && op.conv.groups == 1 && int64_t{op.shape.height} * op.shape.width > 1;
+}
+
 // The steps of gathered bytes; 0 if none are gathered.
 int gathered_steps(const Convolution& conv, const Kernels& kernels);
 
@@ -35,6 +40,10 @@ class ByteWeights {
   int64_t block_bytes() const { return (static_cast<int64_t>(steps_.size()) + rest_count_) * kFloatBlock * kByteGroup; }
   int rest_count() const { return rest_count_; }
 
+  // Whether the weights have 16 bits.
+  bool wide() const { return wide_; }
+  int64_t window_numbers() const { return static_cast<int64_t>(steps_.size()) * kByteGroup; }  // without gathered ones
+
   // Negates the weights of a filter.
   void negate(int filter);
 
@@ -45,8 +54,15 @@ class ByteWeights {
     tile.step_count = static_cast<int>(steps_.size());
     tile.rest_count = rest_count_;
     tile.rest_stride = rest_stride;
-    tile.weights = &weights_[block * block_bytes()];
+    tile.weights = weights_.data() + block * block_bytes();
     tile.scale = &scale_[block * kFloatBlock];
+  }
+
+  // `aim` for wide_byte_tile.
+  void aim_wide(ByteTile& tile, int block, int16_t* input) const {
+    aim(tile, block, 0);
+    tile.wide_weights = wide_weights_.data() + block * window_numbers() * kFloatBlock;
+    tile.wide_input = input;
   }
 
   // Of each filter, [group][block][16 filters].
@@ -67,6 +83,7 @@ class ByteWeights {
   void choose_segments(const Convolution& conv);
   void pack(const Convolution& conv, const ByteRange& range, int bias);
   int64_t place(int64_t segment, int byte) const;
+  void put(int filter, int64_t place, int8_t weight);
 
   Window window_;
   CodeLayout layout_;
@@ -74,7 +91,9 @@ class ByteWeights {
   std::vector<int64_t> steps_;  // the place of each, relative to a window's start
   std::vector<int64_t> rest_;   // of each gathered byte
   int segment_taps_ = 1, segment_steps_ = 1;
-  AlignedVector<int8_t> weights_;  // [group][block][step, then gathered step][16 filters][4]
+  bool wide_;
+  AlignedVector<int8_t> weights_;        // [group][block][step, then gathered step][16 filters][4]
+  AlignedVector<int16_t> wide_weights_;  // or [block][pair of numbers][16 filters][2]
   AlignedVector<int32_t> minus_;
   AlignedVector<float> scale_;
 };

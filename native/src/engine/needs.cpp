@@ -209,7 +209,8 @@ TaskNeeds byte_conv_needs(const Op& op, const Kernels& kernels, const Op* pool, 
   const Size blocks = Size(c.groups) * parts(c.filters / c.groups, kFloatBlock), rest = gathered_steps(c, kernels);
   const Size steps = byte_steps(c) + rest;
   TaskNeeds n;
-  n.kept = blocks * kFloatBlock * (steps * kByteGroup + 16) + kGrowth * (steps + rest * kByteGroup) * 8 + kPart;
+  const Size numbers = steps * kByteGroup, size = is_wide(op, kernels) ? sizeof(int16_t) : 1;
+  n.kept = blocks * kFloatBlock * (numbers * size + 16) + kGrowth * (steps + rest * kByteGroup) * 8 + kPart;
   n.load_work = Size(c.filters) * taps_of(c) * c.channels * 8 + n.kept;
   const int64_t job = 2 * std::max<int64_t>(384, 8192 / stride) + 2 * kBytePixels;  // pixels, at most
   const Size pixels = pool != nullptr ? op.shape.width : std::min(job, pixels_of(op.shape).value() + kBytePixels);
@@ -218,6 +219,7 @@ TaskNeeds byte_conv_needs(const Op& op, const Kernels& kernels, const Op* pool, 
   else if (!stores_floats)
     n.thread_scratch = pixels * stride * kFloat + kPart;
   n.thread_scratch += 2 * pixels * rest * kByteGroup + 4 * kPart;  // with a pool, of two rows
+  if (is_wide(op, kernels)) n.thread_scratch += kBytePixels * numbers * size;
   return n;
 }
 

@@ -62,7 +62,8 @@ struct FloatColumns {
 
   // The right factors of seven taps, which are `step` apart.
   static void filter(const double* w, int step, double* to) {
-    const double a0 = w[0], b0 = w[step], a1 = w[2 * step], b1 = w[3 * step], a2 = w[4 * step], b2 = w[5 * step], a3 = w[6 * step];
+    const double a0 = w[0], b0 = w[step], a1 = w[2 * step], b1 = w[3 * step], a2 = w[4 * step], b2 = w[5 * step],
+                 a3 = w[6 * step];
     const double terms[kTerms] = {a0 + a1, a2 + a3, (b0 + b1 + b2) / 2, (b0 - b1 + b2) / 2, a0, a2, b0, a1, a3, b2};
     std::copy(terms, terms + kTerms, to);
   }
@@ -105,7 +106,8 @@ struct WholeColumns {
   }
 
   static void filter(const double* w, int step, double* to) {
-    const double a0 = w[0], b0 = w[step], a1 = w[2 * step], b1 = w[3 * step], a2 = w[4 * step], b2 = w[5 * step], a3 = w[6 * step];
+    const double a0 = w[0], b0 = w[step], a1 = w[2 * step], b1 = w[3 * step], a2 = w[4 * step], b2 = w[5 * step],
+                 a3 = w[6 * step];
     const double terms[kTerms] = {-a0,
                                   b0,
                                   -(a0 + a1 + a2 + a3),
@@ -346,7 +348,7 @@ std::unique_ptr<Task> make_stem_conv(const Op& op, const std::vector<float>& wei
                                      const std::vector<ValueInfo>& values, std::unique_ptr<Epilogue> epilogue, const Op* pool,
                                      std::unique_ptr<Epilogue> pool_epilogue, int jobs) {
   return std::make_unique<StemConv<FloatColumns>>(op, weight, ByteRange(), input, values, std::move(epilogue), pool,
-                                           std::move(pool_epilogue), jobs);
+                                                  std::move(pool_epilogue), jobs);
 }
 
 std::unique_ptr<Task> make_whole_stem_conv(const Op& op, const ByteRange& range, int input, const std::vector<ValueInfo>& values,
@@ -354,7 +356,7 @@ std::unique_ptr<Task> make_whole_stem_conv(const Op& op, const ByteRange& range,
                                            std::unique_ptr<Epilogue> pool_epilogue, int jobs) {
   const std::vector<float> weight(op.conv.bytes.begin(), op.conv.bytes.end());
   return std::make_unique<StemConv<WholeColumns>>(op, weight, range, input, values, std::move(epilogue), pool,
-                                             std::move(pool_epilogue), jobs);
+                                                  std::move(pool_epilogue), jobs);
 }
 
 }  // namespace unflip

@@ -188,14 +188,20 @@ void float_tile(const FloatTile& t) {
 
 // ----------------------------------------------------------------------------------------------------- 8-bit convolution
 // Products of unsigned and signed bytes may exceed 16 bits, where the instruction for them saturates. So bytes are widened to 16
-// bits: the even ones (0 and 2 of each four) and the odd ones separately. An instruction then sums two products in 32 bits.
+// bits. An instruction then sums two products in 32 bits.
 
 // The sums of 8 filters.
 struct ByteSums {
   static constexpr int kWidth = kLanes;
   __m256i v;
+
+  void put(const int32_t* minus, const float* scale, float* to) const {
+    const __m256i sum = _mm256_sub_epi32(v, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(minus)));
+    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(scale)));
+  }
 };
 
+// One pixel: the even numbers (0 and 2 of each four) and the odd ones separately.
 struct Widened {
   __m256i even, odd;
   static UNFLIP_INLINE Widened of_weights(const int8_t* w) {
@@ -210,47 +216,81 @@ struct Widened {
   }
 };
 
-// P pixels by N vectors of 8 filters.
-template <int P, int N>
-void byte_tile_of(const ByteTile& t) {
+// One pixel by N vectors of 8 filters.
+template <int N>
+void byte_column(const ByteTile& t, const uint8_t* in, float* out) {
   constexpr int kStep = kFloatBlock * kByteGroup, kHalf = kStep / 2;
   const int64_t block = int64_t{t.step_count} * kStep;
-  RegisterTile<ByteSums, P, N> all;
-  all.each([&](ByteSums& s, int, int c) UNFLIP_LAMBDA_INLINE {
-    s.v = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(t.minus + c)));
-  });
+  RegisterTile<ByteSums, 1, N> all;
+  all.each([](ByteSums& sums, int, int) UNFLIP_LAMBDA_INLINE { sums.v = _mm256_setzero_si256(); });
   const int8_t* w = t.weights;
-  const uint8_t* in[P];
-  for (int p = 0; p < P; p++) in[p] = t.input[p];
   for (int s = 0; s < t.step_count; s++, w += kStep) {
-    Widened weights[N], input[P];
-    for (int n = 0; n < N; n++) weights[n] = Widened::of_weights(w + n / 2 * block + n % 2 * kHalf);
-    for (int p = 0; p < P; p++) input[p] = Widened::of_input(in[p] + t.steps[s]);
-    all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
-      const Widened &x = input[p], &y = weights[c / kLanes];
+    const Widened x = Widened::of_input(in + t.steps[s]);
+    all.each([&](ByteSums& sums, int, int c) UNFLIP_LAMBDA_INLINE {
+      const Widened y = Widened::of_weights(w + c / kFloatBlock * block + c / kLanes % 2 * kHalf);
       sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.even, y.even));
       sums.v = _mm256_add_epi32(sums.v, _mm256_madd_epi16(x.odd, y.odd));
     });
   }
-  all.each([&](ByteSums& sums, int p, int c) UNFLIP_LAMBDA_INLINE {
-    if (c < t.filters) _mm256_storeu_ps(t.out[p] + c, _mm256_mul_ps(_mm256_cvtepi32_ps(sums.v), _mm256_loadu_ps(t.scale + c)));
+  all.each([&](ByteSums& sums, int, int c) UNFLIP_LAMBDA_INLINE {
+    if (c < t.filters) sums.put(t.minus + c, t.scale + c, out + c);
   });
 }
 
-constexpr int kAvx2BytePixels = 4;
-
 void byte_tile(const ByteTile& t) {
-  switch (t.pixels) {
-    case 1: break;
-    case 2: return byte_tile_of<2, 2>(t);
-    case 3: return byte_tile_of<3, 2>(t);
-    default: return byte_tile_of<4, 2>(t);
+  for (int p = 0; p < t.pixels; p++) switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
+      case 1: byte_column<2>(t, t.input[p], t.out[p]); break;
+      case 2: byte_column<4>(t, t.input[p], t.out[p]); break;
+      case 3: byte_column<6>(t, t.input[p], t.out[p]); break;
+      default: byte_column<8>(t, t.input[p], t.out[p]);
+    }
+}
+
+// Four steps at a time where they follow one another.
+void widen(const uint8_t* in, const ByteTile& t, int16_t* to) {
+  int s = 0;
+  for (; s + 4 <= t.step_count && t.steps[s + 3] == t.steps[s] + 3 * kByteGroup; s += 4, to += 4 * kByteGroup) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + t.steps[s]));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_cvtepu8_epi16(bytes));
   }
-  switch ((t.filters + kFloatBlock - 1) / kFloatBlock) {
-    case 1: return byte_tile_of<1, 2>(t);
-    case 2: return byte_tile_of<1, 4>(t);
-    case 3: return byte_tile_of<1, 6>(t);
-    default: return byte_tile_of<1, 8>(t);
+  for (; s < t.step_count; s++, to += kByteGroup) {
+    int32_t four;
+    __builtin_memcpy(&four, in + t.steps[s], sizeof four);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_cvtepu8_epi16(_mm_cvtsi32_si128(four)));
+  }
+}
+
+// The sums of 16 filters at a time are those of one line of a stem.
+template <int P>
+void wide_byte_tile_of(const ByteTile& t) {
+  const int64_t numbers = int64_t{t.step_count} * kByteGroup;
+  for (int p = 0; p < P; p++) widen(t.input[p], t, t.wide_input + p * numbers);
+  const int16_t* line = t.wide_input;
+  StemProducts products;
+  products.lines = &line;
+  products.line_count = 1;
+  products.tile = numbers;
+  products.steps = static_cast<int>(numbers / kWideGroup);
+  products.weights = t.wide_weights;
+  for (int f = 0; f < t.filters; f += kFloatBlock, products.weights += numbers * kFloatBlock) {
+    alignas(32) int32_t sums[P * kFloatBlock];
+    WholeStem::add_products<P, 2>(products, sums);
+    for (int p = 0; p < P; p++)
+      for (int c = f; c < f + kFloatBlock && c < t.filters; c += kLanes) {
+        const ByteSums part = {_mm256_load_si256(reinterpret_cast<const __m256i*>(sums + p * kFloatBlock + c - f))};
+        part.put(t.minus + c, t.scale + c, t.out[p] + c);
+      }
+  }
+}
+
+void wide_byte_tile(const ByteTile& t) {
+  switch (t.pixels) {
+    case 1: return wide_byte_tile_of<1>(t);
+    case 2: return wide_byte_tile_of<2>(t);
+    case 3: return wide_byte_tile_of<3>(t);
+    case 4: return wide_byte_tile_of<4>(t);
+    case 5: return wide_byte_tile_of<5>(t);
+    default: return wide_byte_tile_of<6>(t);
   }
 }
 
@@ -327,7 +367,7 @@ constexpr Kernels make_kernels(const char* name, void (*look_up_tile)(const Look
                      avx2_pair_numbers,
                      look_up_tile,
                      true};
-  kernels.byte_pixels = kAvx2BytePixels;
+  kernels.wide_byte_tile = wide_byte_tile;
   kernels.whole_stem_tile = whole_stem_tile<WholeStem, 2>;
   kernels.whole_stem_lines = stem_lines<Shorts, int16_t>;
   kernels.interleave3 = interleave3;

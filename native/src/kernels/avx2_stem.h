@@ -1,4 +1,4 @@
-// The stem of whole numbers with AVX2, for whole_stem.h.
+// The stem of whole numbers with AVX2, for whole_stem.h, and other sums of products of numbers of 16 bits.
 //
 // A step multiplies two numbers of each tile with two vectors of weights: one broadcast, two products and two additions per tile.
 // Compilers keep the sums of so many tiles in memory, so the loop for four tiles or more is in assembly.

@@ -152,7 +152,8 @@ constexpr Kernels kAvx512 = {"avx512",
                              kFloatFilters,
                              kBytePixels,
                              0,        // no bias
-                             nullptr,  // byte_tile is as fast for a stem
+                             nullptr,  // byte_tile needs no wider numbers
+                             nullptr,  // and is as fast for a stem
                              nullptr,
                              interleave3,
                              avx512_gather_bytes,

@@ -146,6 +146,7 @@ struct FloatTile {
 // ----------------------------------------------------------------------------------------------------- 8-bit convolution
 constexpr int kBytePixels = 6;  // pixels per tile, at most
 constexpr int kByteGroup = 4;   // whole numbers per step: the unit of dot-product instructions
+constexpr int kWideGroup = 2;   // the same of numbers of 16 bits
 
 // out[pixel][filter] = float(the sum over k of input * weight - minus[filter]) * scale[filter]. The sum is exact; the conversion to
 // float and the product are rounded. k runs over the segments of a window and the bytes of each segment, as in FloatTile. A
@@ -163,6 +164,9 @@ struct ByteTile {
   const float* scale = nullptr;
   int filters = 0;  // multiple of 8; at most Kernels::float_filters, or 64 with one pixel
   float* out[kBytePixels] = {};
+  // Of wide_byte_tile: any multiple of 8 filters, no gathered steps.
+  const int16_t* wide_weights = nullptr;  // instead of `weights`: [block][pair of numbers][filter][2]
+  int16_t* wide_input = nullptr;          // a place for all numbers of kBytePixels pixels
 };
 
 // Steps of bytes that are not next to each other: for each pixel up to four bytes, at from[i] + pixel * step; the others are 0.
@@ -337,6 +341,9 @@ struct Kernels {
 
   int byte_pixels = kBytePixels;  // the most pixels of a byte tile
   int byte_bias = 0;              // byte tiles subtract this from every input, for signed instructions
+
+  // The same for two pixels or more, with numbers of 16 bits: each is widened once for all filters. If null, byte_tile is used.
+  void (*wide_byte_tile)(const ByteTile&) = nullptr;
 
   // The same stem for whole numbers; exact, so it gives the bits of byte_tile. If null, byte_tile is used.
   void (*whole_stem_tile)(const WholeStemTile&) = nullptr;

@@ -125,10 +125,9 @@ class WholeStemSums {
     const V even2 = d + e, odd2 = d - e;
     const V half = row_sum<Row>(6, at).times(4 * kThird * kThird * kFifth);
     const V first = row_sum<Row>(0, at).template shifted<1>(), last = row_sum<Row>(5, at).template shifted<2>();
-    const V outputs[kWholeStemWidth] = {first + even + even2 + half.template shifted<3>(),
-                                        odd + odd2.template shifted<1>() + half.template shifted<2>(),
-                                        even + even2.template shifted<2>() + half.template shifted<1>(),
-                                        odd + odd2.template shifted<3>() + half + last};
+    const V outputs[kWholeStemWidth] = {
+        first + even + even2 + half.template shifted<3>(), odd + odd2.template shifted<1>() + half.template shifted<2>(),
+        even + even2.template shifted<2>() + half.template shifted<1>(), odd + odd2.template shifted<3>() + half + last};
     const int column = kWholeStemWidth * (t_.first + tile);
     float* to = t_.out[Row] + column * t_.out_stride + c;
     for (int j = 0; j < kWholeStemWidth; j++, to += t_.out_stride) {
