@@ -65,6 +65,18 @@ def test_convolutions(check: Check, options: dict[str, Any], filters: int) -> No
     check(unflip.freeze(model)[0], torch.randint(256, (3, 3, 13, 11)), preprocess)
 
 
+@pytest.mark.parametrize(("dilation", "width"), [(2, 6), (2, 9), ((1, 2), 12), (3, 8)], ids=str)
+def test_dilated_windows_of_one_channel(check: Check, dilation: Any, width: int) -> None:
+    """Taps are read one by one, although some are as far apart as the bytes of a row."""
+    torch.manual_seed(width)
+    preprocess = {"mean": [0.5], "std": [0.25]}
+    for padding in ("same", 0):
+        first = nn.Conv2d(1, 8, 3, dilation=dilation, padding=padding)
+        model = nn.Sequential(first, nn.Conv2d(8, 2, 1))
+        unflip.binarize(model, "dorefa", ends="int8", preprocess=preprocess, quiet=True)
+        check(unflip.freeze(model)[0], torch.randint(256, (2, 1, 7, width)), preprocess)
+
+
 def test_a_whole_network(check: Check) -> None:
     """±1 weights and inputs between the ends: all sums are of whole numbers, so even the logits have the same bits."""
     torch.manual_seed(0)

@@ -54,13 +54,13 @@ class ByteWeights {
     tile.step_count = static_cast<int>(steps_.size());
     tile.rest_count = rest_count_;
     tile.rest_stride = rest_stride;
-    tile.weights = weights_.data() + block * block_bytes();
+    if (!wide_) tile.weights = weights_.data() + block * block_bytes();
     tile.scale = &scale_[block * kFloatBlock];
   }
 
-  // `aim` for wide_byte_tile.
+  // After `aim`, for wide_byte_tile.
   void aim_wide(ByteTile& tile, int block, int16_t* input) const {
-    aim(tile, block, 0);
+    tile.segment_steps = segment_steps_;
     tile.wide_weights = wide_weights_.data() + block * window_numbers() * kFloatBlock;
     tile.wide_input = input;
   }

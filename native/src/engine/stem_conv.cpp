@@ -1,6 +1,6 @@
 // A thread computes one row of tiles after another, each two rows of the image. A row of tiles needs nine rows of the input.
 // Their lines (column terms) are kept in a ring buffer, in which the next row of tiles finds five of them. From these it computes
-// the ten lines of the row terms. These are additions of single floats, so the bits do not depend on the width of vectors.
+// the ten lines of the row terms. Floats are added one by one, so the bits do not depend on the width of vectors.
 #include "stem_conv.h"
 
 #include <algorithm>

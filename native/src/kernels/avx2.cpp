@@ -246,17 +246,20 @@ void byte_tile(const ByteTile& t) {
     }
 }
 
-// Four steps at a time where they follow one another.
+// Four steps of a segment at a time.
 void widen(const uint8_t* in, const ByteTile& t, int16_t* to) {
-  int s = 0;
-  for (; s + 4 <= t.step_count && t.steps[s + 3] == t.steps[s] + 3 * kByteGroup; s += 4, to += 4 * kByteGroup) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + t.steps[s]));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_cvtepu8_epi16(bytes));
-  }
-  for (; s < t.step_count; s++, to += kByteGroup) {
-    int32_t four;
-    __builtin_memcpy(&four, in + t.steps[s], sizeof four);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_cvtepu8_epi16(_mm_cvtsi32_si128(four)));
+  for (int s = 0; s < t.step_count; s += t.segment_steps) {
+    const uint8_t* from = in + t.steps[s];
+    int k = 0;
+    for (; k + 4 <= t.segment_steps; k += 4, from += 4 * kByteGroup, to += 4 * kByteGroup) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_cvtepu8_epi16(bytes));
+    }
+    for (; k < t.segment_steps; k++, from += kByteGroup, to += kByteGroup) {
+      int32_t four;
+      __builtin_memcpy(&four, from, sizeof four);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_cvtepu8_epi16(_mm_cvtsi32_si128(four)));
+    }
   }
 }
 

@@ -165,6 +165,7 @@ struct ByteTile {
   int filters = 0;  // multiple of 8; at most Kernels::float_filters, or 64 with one pixel
   float* out[kBytePixels] = {};
   // Of wide_byte_tile: any multiple of 8 filters, no gathered steps.
+  int segment_steps = 1;                  // steps that follow one another; divides step_count
   const int16_t* wide_weights = nullptr;  // instead of `weights`: [block][pair of numbers][filter][2]
   int16_t* wide_input = nullptr;          // a place for all numbers of kBytePixels pixels
 };
@@ -210,7 +211,7 @@ struct BytePoolRow {
 
 // ------------------------------------------------------------------------------- float convolution, 7 x 7 with stride 2
 // See stem.h for the idea, a picture, and the order of operations.
-constexpr int kStemTiles = 6;   // tiles of two by two outputs, at most
+constexpr int kStemTiles = 6;   // tiles of two by two outputs (of whole numbers: two by four), at most
 constexpr int kStemTerms = 10;  // for two outputs next to each other
 constexpr int kStemRows = 9;    // of the input, for a tile
 
@@ -342,7 +343,7 @@ struct Kernels {
   int byte_pixels = kBytePixels;  // the most pixels of a byte tile
   int byte_bias = 0;              // byte tiles subtract this from every input, for signed instructions
 
-  // The same for two pixels or more, with numbers of 16 bits: each is widened once for all filters. If null, byte_tile is used.
+  // byte_tile for outputs of more than one pixel, with numbers of 16 bits: each is widened once for all filters. If null, byte_tile is used.
   void (*wide_byte_tile)(const ByteTile&) = nullptr;
 
   // The same stem for whole numbers; exact, so it gives the bits of byte_tile. If null, byte_tile is used.

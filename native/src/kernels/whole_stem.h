@@ -64,7 +64,6 @@ struct StemProducts {
   int64_t tile = 0;                  // numbers from one tile to the next
   int steps = 0;                     // of each line, two numbers each
   const int16_t* weights = nullptr;  // of the first block
-  int64_t block = 0;                 // numbers from one block to the next
 };
 
 // Sums of whole numbers are exact in any order. So each of the 28 sums of products starts at 0 and does not wait for another.
@@ -80,7 +79,6 @@ class WholeStemSums {
   void run() {
     StemProducts p;
     p.tile = whole_stem_numbers(t_.channels);
-    p.block = whole_stem_block(t_.channels);
     p.weights = t_.weights;
     for (int kind = kStemQ; kind <= kStemS; kind++) {
       p.lines = t_.lines + stem_first(kind);
@@ -149,6 +147,7 @@ class WholeStemSums {
 template <class Stem, int Tiles, int N>
 UNFLIP_INLINE void add_stem_products(const StemProducts& p, int32_t* to) {
   using V = typename Stem::Vector;
+  static_assert(N * V::kWidth == kFloatBlock);
   RegisterTile<V, Tiles, N> sums;
   sums.each([](V& v, int, int) UNFLIP_LAMBDA_INLINE { v = V::set(0); });
   const int16_t* w = p.weights;
@@ -156,7 +155,7 @@ UNFLIP_INLINE void add_stem_products(const StemProducts& p, int32_t* to) {
     const int16_t* in = p.lines[line] + p.first;
     for (int k = 0; k < p.steps; k++, in += kStemGroup, w += kStemGroup * kFloatBlock)
       sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE {
-        Stem::add(v, in + tile * p.tile, w + c / kFloatBlock * p.block + c % kFloatBlock * kStemGroup);
+        Stem::add(v, in + tile * p.tile, w + c * kStemGroup);
       });
   }
   sums.each([=](V& v, int tile, int c) UNFLIP_LAMBDA_INLINE { v.store(to + tile * N * V::kWidth + c); });
