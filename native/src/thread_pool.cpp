@@ -149,7 +149,7 @@ struct ThreadPool::State {
   void sleep(int thread) {
     std::unique_lock<std::mutex> lock(mutex);
     asleep.fetch_add(1, std::memory_order_acq_rel);
-    wake.wait(lock, [&] { return something(thread, std::memory_order_acquire); });
+    if (!something(thread, std::memory_order_acquire)) wake.wait(lock);
     asleep.fetch_sub(1, std::memory_order_relaxed);
   }
 

@@ -1,13 +1,16 @@
 // Binary convolution by look-up, using the tile of ../kernels/look_up.h.
 //
-// First the code's bytes become look-up numbers of pairs of pixels. Kernels three wide with an even (or large) output height pair
-// row y with row y + half, so that all windows share the rows of pairs:
+// A *part* is some rows of the output. First the code's bytes become look-up numbers of pairs of pixels. Kernels three wide with an
+// even (or large) output height pair row y with row y + half, so that all windows share the rows of pairs:
 //
 //     code rows with border   0 1 2 3 4 5 6 7 8 9         output rows 0 1 2 3 | 4 5 6 7      half = 4
 //     rows of pairs           (0,4) (1,5) (2,6) (3,7) (4,8) (5,9)       output rows (0,4) read the first three, (1,5) the next
 //
-// For other kernels each window is copied: pixels 0 and 1 are a pair, 2 and 3 are a pair, and so on. Then tiles are computed for
-// all pairs and filters.
+// For other kernels each window is copied, and a part is some pairs: pixels 0 and 1, 2 and 3, and so on. Then tiles are computed
+// for all pairs and filters.
+//
+// Threads have different rows, as in other ops. Rows that they share are paired twice. If threads had different filters instead, they
+// would write next to each other in the same cache lines, which takes longer than the sums.
 //
 // A group of channels is a range of the numbers of every pixel, so its windows are read from the same rows of pairs.
 #include <algorithm>
@@ -23,6 +26,7 @@ namespace {
 
 constexpr int64_t kMostDepth = 65535;  // counts are 16 bits
 constexpr int kStripPairs = 32;        // pairs of a strip, at most
+constexpr int kPartPairs = 8;          // pairs of a part, at least, where windows are copied
 
 // The filters of a tile.
 struct Block {
@@ -55,21 +59,27 @@ class LookUpConv : public Task {
     choose_pairing();
     pack(op.conv);
     choose_jobs(jobs);
-    scratch_bytes = sums_.planes() * plane_numbers_ * sizeof(uint16_t) + 256;
     plan_thread_scratch();
   }
 
   void run(const RunContext& context) const override {
-    epilogue_->clear_border(context);
-    if (in_rows_)
-      pair_rows(context);
-    else
-      pair_windows(context);
-    parallel(context, static_cast<int>(blocks_.size()) * strip_jobs_.jobs,
-             [&](int job, int thread) { run_strips(context, job, thread); });
+    parallel(context, parts_.jobs * block_jobs_.jobs, [&](int job, int thread) {
+      run_part(context, part(job / block_jobs_.jobs), job % block_jobs_.jobs, thread);
+    });
   }
 
  private:
+  // Its pairs by row and column. first .. last - 1: rows of the output, or pairs of windows.
+  struct Part {
+    int first, last, rows, columns;
+  };
+
+  Part part(int number) const {
+    const int first = parts_.first(number), last = parts_.last(number);
+    if (in_rows_) return {first, last, (last - first + 1) / 2, window_.out.width};
+    return {first, last, 1, last - first};
+  }
+
   int nibbles() const { return 2 * layout_.pixel_bytes; }  // per pixel
   int pixels() const { return window_.out.height * window_.out.width; }
   // The first row and column of the code, including its border, that a window reads.
@@ -79,27 +89,24 @@ class LookUpConv : public Task {
   void choose_pairing() {
     in_rows_ = pairs_rows(window_, channel_groups_);
     if (in_rows_) {
-      half_ = (window_.out.height + 1) / 2;
-      pair_columns_ = window_.out.width;
-      pair_rows_ = half_;
-      number_rows_ = int64_t{half_ - 1} * window_.stride.h + int64_t{window_.kernel.h - 1} * window_.dilation.h + 1;
       number_row_ = round_up(window_.columns() * nibbles(), 32);
-      plane_numbers_ = number_rows_ * number_row_ + 32;
       segments_ = window_.kernel.h;
       groups_ = nibbles() / channel_groups_;
       tap_ = int64_t{window_.dilation.w} * nibbles();
       segment_step_ = window_.dilation.h * number_row_;
       adjacent_ = window_.stride.w == 1 && window_.dilation.w == 1;
     } else {
-      pair_columns_ = (pixels() + 1) / 2;
-      pair_rows_ = 1;
       segments_ = 1;
       groups_ = (window_.kernel.h * window_.kernel.w * nibbles() + 2) / 3;
       tap_ = groups_;
       number_row_ = 3 * groups_ + 32;
-      plane_numbers_ = pair_columns_ * number_row_;
     }
   }
+
+  // The rows of the code below a window's first one that it extends over.
+  int64_t window_rows() const { return int64_t{window_.kernel.h - 1} * window_.dilation.h; }
+  // The rows of numbers of a part with `rows` rows of pairs.
+  int64_t number_rows(int rows) const { return int64_t{rows - 1} * window_.stride.h + window_rows() + 1; }
 
   // Nibble n of a filter in the tile's order: the kernel position and the nibble of the pixel, or none (padding).
   bool find_nibble(int segment, int group, int k, int* tap, int* nibble) const {
@@ -148,47 +155,45 @@ class LookUpConv : public Task {
         }
   }
 
-  // A strip is some pairs in a row and a block of filters. Their counts are computed tile by tile, then the epilogue runs for
-  // all.
+  // A job is a part and some blocks of filters. Only where there are fewer parts than jobs, a part's blocks are divided. Each part
+  // should have about as many rows as its windows extend over, because those are paired again.
   void choose_jobs(int jobs) {
-    const int blocks = static_cast<int>(blocks_.size()), strips = (pair_columns_ + kStripPairs - 1) / kStripPairs;
-    strip_ = Cut(pair_columns_, strips, kLookUpPairs);
-    const int all = pair_rows_ * strip_.jobs;
-    strip_jobs_ = Cut(all, std::max(1, jobs / blocks), 1);
+    const int64_t below = std::max<int64_t>(1, window_rows() / 2 / window_.stride.h);
+    const int items = in_rows_ ? window_.out.height : (pixels() + 1) / 2;
+    const int grain = in_rows_ ? static_cast<int>(2 * std::min<int64_t>(below, items)) : kPartPairs;
+    const int grains = (items + grain - 1) / grain, size = std::max(1, grains / jobs);
+    parts_ = Cut(items, (grains + size - 1) / size, grain);
+    block_jobs_ = Cut(static_cast<int>(blocks_.size()), (jobs + parts_.jobs - 1) / parts_.jobs, 1);
   }
 
-  // A thread's scratch: windows of two pixels while pairing; later the counts of a strip for each base and plane, with space for
-  // a tile before them, and the scratch of the epilogue.
+  // A thread's scratch: the numbers of a part; windows of two pixels while pairing, and later the counts of a strip for each base
+  // and plane, with space for a tile before them; and the scratch of the epilogue.
   void plan_thread_scratch() {
+    const Part largest = part(0);
+    plane_numbers_ = (in_rows_ ? number_rows(largest.rows) : largest.columns) * number_row_ + 32;
+    rest_at_ = round_up(sums_.planes() * plane_numbers_ * static_cast<int64_t>(sizeof(uint16_t)) + 256, 64);
     const int64_t windows = 2 * round_up(int64_t{window_.kernel.h} * window_.kernel.w * layout_.pixel_bytes + 16, 64);
     counts_before_ = 2 * kLookUpPairs * 64;
     counts_of_strip_ = 2 * (kStripPairs + 2 * kLookUpPairs) * 64;
     const int64_t counts = int64_t{sums_.bases()} * sums_.planes() * counts_of_strip_ * sizeof(uint16_t);
-    epilogue_at_ = round_up(counts, 64);
-    thread_scratch_bytes = std::max(windows, epilogue_at_ + count_epilogue_.scratch_bytes(2 * kStripPairs, 64));
+    epilogue_at_ = rest_at_ + round_up(counts, 64);
+    thread_scratch_bytes = std::max(rest_at_ + windows, epilogue_at_ + count_epilogue_.scratch_bytes(2 * kStripPairs, 64));
   }
 
-  uint16_t* numbers(const RunContext& context, int plane) const {
-    return reinterpret_cast<uint16_t*>(context.scratch) + plane * plane_numbers_;
+  uint16_t* numbers(const RunContext& context, int thread, int plane) const {
+    return reinterpret_cast<uint16_t*>(context.scratch_of(thread)) + plane * plane_numbers_;
   }
 
-  // Starting other threads takes as long as computing about 10,000 numbers.
-  int pairing_jobs(const RunContext& context) const {
-    return context.pool && sums_.planes() * plane_numbers_ > 1 << 16 ? context.pool->threads() * 2 : 1;
-  }
-
-  void pair_rows(const RunContext& context) const {
-    const int64_t bytes = window_.columns() * layout_.pixel_bytes;
-    const Cut cut(static_cast<int>(number_rows_), pairing_jobs(context), 1);
-    parallel(context, cut.jobs, [&](int job, int) {
-      for (int p = 0; p < sums_.planes(); p++)
-        for (int r = cut.first(job); r < cut.last(job); r++) {
-          const int64_t first = code_row(0) + r, second = std::min<int64_t>(code_row(half_) + r, layout_.rows - 1);
-          const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes + code_column(0) * layout_.pixel_bytes;
-          kernels_.pair_numbers(plane + first * layout_.row_bytes, plane + second * layout_.row_bytes, bytes,
-                                numbers(context, p) + r * number_row_);
-        }
-    });
+  void pair_rows(const RunContext& context, const Part& part, int thread) const {
+    const int64_t bytes = window_.columns() * layout_.pixel_bytes, rows = number_rows(part.rows);
+    for (int p = 0; p < sums_.planes(); p++)
+      for (int64_t r = 0; r < rows; r++) {
+        const int64_t first = code_row(part.first) + r;
+        const int64_t second = std::min<int64_t>(code_row(part.first + part.rows) + r, layout_.rows - 1);
+        const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes + code_column(0) * layout_.pixel_bytes;
+        kernels_.pair_numbers(plane + first * layout_.row_bytes, plane + second * layout_.row_bytes, bytes,
+                              numbers(context, thread, p) + r * number_row_);
+      }
   }
 
   void copy_window(const uint8_t* plane, int pixel, uint8_t* to) const {
@@ -200,22 +205,19 @@ class LookUpConv : public Task {
         std::memcpy(to, from + int64_t{at} * window_.dilation.w, run);
   }
 
-  void pair_windows(const RunContext& context) const {
+  void pair_windows(const RunContext& context, const Part& part, int thread) const {
     const int bytes = window_.kernel.h * window_.kernel.w * layout_.pixel_bytes;
-    const Cut cut(pair_columns_, pairing_jobs(context), 1);
-    parallel(context, cut.jobs, [&](int job, int thread) {
-      uint8_t* first = context.scratch_of(thread);
-      uint8_t* second = first + round_up(bytes + 16, 64);
-      for (int p = 0; p < sums_.planes(); p++)
-        for (int pair = cut.first(job); pair < cut.last(job); pair++) {
-          const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes;
-          copy_window(plane, 2 * pair, first);
-          copy_window(plane, std::min(2 * pair + 1, pixels() - 1), second);
-          uint16_t* to = numbers(context, p) + pair * number_row_;
-          kernels_.pair_numbers(first, second, bytes, to);
-          std::fill(to + 2 * bytes, to + 3 * groups_, uint16_t{0});
-        }
-    });
+    uint8_t* first = context.scratch_of(thread) + rest_at_;
+    uint8_t* second = first + round_up(bytes + 16, 64);
+    for (int p = 0; p < sums_.planes(); p++)
+      for (int pair = part.first; pair < part.last; pair++) {
+        const uint8_t* plane = context.codes[input_] + p * layout_.plane_bytes;
+        copy_window(plane, 2 * pair, first);
+        copy_window(plane, std::min(2 * pair + 1, pixels() - 1), second);
+        uint16_t* to = numbers(context, thread, p) + (pair - part.first) * number_row_;
+        kernels_.pair_numbers(first, second, bytes, to);
+        std::fill(to + 2 * bytes, to + 3 * groups_, uint16_t{0});
+      }
   }
 
   // The numbers of a pair's window.
@@ -224,16 +226,27 @@ class LookUpConv : public Task {
     return plane + int64_t{row} * window_.stride.h * number_row_ + int64_t{column} * window_.stride.w * nibbles();
   }
 
-  void run_strips(const RunContext& context, int job, int thread) const {
-    const Block& block = blocks_[job / strip_jobs_.jobs];
-    job %= strip_jobs_.jobs;
-    for (int i = strip_jobs_.first(job); i < strip_jobs_.last(job); i++) {
-      const int row = i / strip_.jobs, first = strip_.first(i % strip_.jobs), last = strip_.last(i % strip_.jobs);
-      uint16_t* counts = reinterpret_cast<uint16_t*>(context.scratch_of(thread)) + counts_before_;
-      count_strip(context, block, row, first, last, counts);
-      run_epilogue(context, block, counts, span(row, first, last, 0), thread);
-      run_epilogue(context, block, counts + block.filters, span(row, first, last, 1), thread);
-    }
+  void clear_border(const RunContext& context, const Part& part) const {
+    const int step = in_rows_ ? window_.out.width : 2;
+    epilogue_->clear_border(context, part.first * step, std::min(part.last * step, pixels()));
+  }
+
+  void run_part(const RunContext& context, const Part& part, int block_job, int thread) const {
+    if (block_job == 0) clear_border(context, part);
+    if (in_rows_)
+      pair_rows(context, part, thread);
+    else
+      pair_windows(context, part, thread);
+    const Cut strips(part.columns, (part.columns + kStripPairs - 1) / kStripPairs, kLookUpPairs);
+    uint16_t* counts = reinterpret_cast<uint16_t*>(context.scratch_of(thread) + rest_at_) + counts_before_;
+    for (int b = block_jobs_.first(block_job); b < block_jobs_.last(block_job); b++)
+      for (int i = 0; i < part.rows * strips.jobs; i++) {
+        const Block& block = blocks_[b];
+        const int row = i / strips.jobs, first = strips.first(i % strips.jobs), last = strips.last(i % strips.jobs);
+        count_strip(context, block, part, row, first, last, thread, counts);
+        run_epilogue(context, block, counts, span(part, row, first, last, 0), thread);
+        run_epilogue(context, block, counts + block.filters, span(part, row, first, last, 1), thread);
+      }
   }
 
   // The output pixels of the first (or second) pixels of some pairs, and the distance of their counts in pixels.
@@ -241,32 +254,36 @@ class LookUpConv : public Task {
     int first, last, step;
   };
 
-  Span span(int row, int first, int last, int which) const {
-    if (!in_rows_) return which ? Span{0, 0, 1} : Span{2 * first, std::min(2 * last, pixels()), 1};
-    const int y = row + which * half_, pixel = y * window_.out.width;
-    return y < window_.out.height ? Span{pixel + first, pixel + last, 2} : Span{0, 0, 2};
+  Span span(const Part& part, int row, int first, int last, int which) const {
+    if (!in_rows_) {
+      if (which) return {0, 0, 1};
+      return {2 * (part.first + first), std::min(2 * (part.first + last), pixels()), 1};
+    }
+    const int y = part.first + row + which * part.rows, pixel = y * window_.out.width;
+    return y < part.last ? Span{pixel + first, pixel + last, 2} : Span{0, 0, 2};
   }
 
   // The counts of pairs first .. last - 1 of a row. The last tile of a row may begin before `first`, so that it does not extend
   // beyond the row.
-  void count_strip(const RunContext& context, const Block& block, int row, int first, int last, uint16_t* counts) const {
+  void count_strip(const RunContext& context, const Block& block, const Part& part, int row, int first, int last, int thread,
+                   uint16_t* counts) const {
     const int size = look_up_pairs(block.filters);
     LookUpTile tile;
     tile.filters = block.filters;
-    tile.adjacent = in_rows_ && adjacent_ && pair_columns_ >= size;
+    tile.adjacent = in_rows_ && adjacent_ && part.columns >= size;
     tile.tap = tap_;
     tile.segments = segments_;
     tile.groups = groups_;
     tile.segment_step = segment_step_;
     for (int b = 0; b < sums_.bases(); b++)
       for (int p = 0; p < sums_.planes(); p++) {
-        const uint16_t* plane = numbers(context, p) + block.group * groups_;
+        const uint16_t* plane = numbers(context, thread, p) + block.group * groups_;
         tile.weights = &weights_[b * base_bytes_ + block.weights];
         for (int column = first; column < last; column += size) {
-          const int start = std::max(0, std::min(column, pair_columns_ - size));
+          const int start = std::max(0, std::min(column, part.columns - size));
           tile.pairs[0] = numbers_at(plane, row, start);
           if (!tile.adjacent)
-            for (int i = 1; i < size; i++) tile.pairs[i] = numbers_at(plane, row, std::min(start + i, pair_columns_ - 1));
+            for (int i = 1; i < size; i++) tile.pairs[i] = numbers_at(plane, row, std::min(start + i, part.columns - 1));
           tile.counts = counts + (int64_t{b} * sums_.planes() + p) * counts_of_strip_ + (start - first) * 2 * block.filters;
           kernels_.look_up_tile(tile);
         }
@@ -297,19 +314,18 @@ class LookUpConv : public Task {
   int channel_groups_;
   std::vector<Block> blocks_;
 
-  // Pairs of pixels, by row and column, and the numbers of their windows.
+  // Of the numbers of pairs.
   bool in_rows_ = false, adjacent_ = false;
-  int half_ = 0, pair_rows_ = 0, pair_columns_ = 0;
-  int64_t number_rows_ = 0, number_row_ = 0, plane_numbers_ = 0;
+  int64_t number_row_ = 0, plane_numbers_ = 0;
   int segments_ = 0, groups_ = 0;
   int64_t tap_ = 0, segment_step_ = 0;
 
   AlignedVector<uint8_t> weights_;  // [base][block][segment][group][tap][look_up_row]
   int64_t base_bytes_ = 0;
 
-  Cut strip_, strip_jobs_;
+  Cut parts_, block_jobs_;
   int counts_before_ = 0, counts_of_strip_ = 0;
-  int64_t epilogue_at_ = 0;
+  int64_t rest_at_ = 0, epilogue_at_ = 0;  // in a thread's scratch
 };
 
 // Whether each group is whole bytes of a pixel in the input and output, and needs no sum of its window.

@@ -86,7 +86,7 @@ struct CodeConv {
     n.load_work += pixels + Size(bases) * (classes + planes) * stride;
   }
 
-  TaskNeeds look_up() const {
+  TaskNeeds look_up(int threads) const {
     TaskNeeds n = sums();
     const int64_t nibbles = 2 * layout.pixel_bytes, group = conv.filters / conv.groups;
     // The filters of a group are blocks of 64 and at most two smaller ones.
@@ -94,10 +94,13 @@ struct CodeConv {
     const Size copied = parts((taps * nibbles).value() + 2, 3), paired = Size(conv.kernel.h) * (nibbles / conv.groups);
     const bool in_rows = pairs_rows(window, conv.groups);
     n.kept += Size(bases) * conv.groups * row * (in_rows ? paired : copied) * 3 + kGrowth * Size(conv.groups) * blocks * 64;
-    const Size rows = Size((window.out.height + 1) / 2) * window.stride.h + Size(window.kernel.h) * window.dilation.h;
-    const Size numbers = in_rows ? rows * (Size(window.columns()) * nibbles + 32) + 32 : (pixels / 2 + 1) * (3 * copied + 32);
-    n.scratch = planes * numbers * sizeof(uint16_t) + 256;
-    n.thread_scratch = 2 * (taps * layout.pixel_bytes + 16 + kPart) + Size(bases) * planes * 6144 * sizeof(uint16_t) + kPart;
+    // Of a part. There are at least as many jobs as threads.
+    const Size below = Size(window.kernel.h) * window.dilation.h, grain = below / window.stride.h + 2;
+    const Size pairs = parts(window.out.height, 2 * threads) + grain, rows = pairs * window.stride.h + below;
+    const Size windows = parts(pixels.value(), 2 * threads) + 16;
+    const Size numbers = in_rows ? rows * (Size(window.columns()) * nibbles + 32) + 32 : windows * (3 * copied + 32) + 32;
+    n.thread_scratch = planes * numbers * sizeof(uint16_t) + 256;
+    n.thread_scratch += 2 * (taps * layout.pixel_bytes + 16 + kPart) + Size(bases) * planes * 6144 * sizeof(uint16_t) + 2 * kPart;
     add_epilogue(n, 64, 64);
     return n;
   }
@@ -299,7 +302,7 @@ class Estimate {
     const Quantizer& quantizer = graph_.ops[op.inputs[0] - 1].quantizer;
     const CodeConv c(op, quantizer, in);
     if (!looks_up(op, quantizer, in.shape, kernels_)) return counts_channels(op) ? c.channel_count() : c.counting();
-    return kernels_.popcount_tile && !small_groups(op, in.shape) ? c.popcount() : c.look_up();
+    return kernels_.popcount_tile && !small_groups(op, in.shape) ? c.popcount() : c.look_up(threads_);
   }
 
   TaskNeeds simple(const Op& op) const {
