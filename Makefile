@@ -49,7 +49,7 @@ docs: $(VENV)/installed
 	@echo build/site/index.html
 
 # All studies on one page, build/report.html, made from the archives in results/.
-CIFAR10 := readings ablation theta-rate sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods ends
+CIFAR10 := readings ablation theta-rate replication-from-one sota controls corrections alpha rho first-controls first-alpha first-rho beyond final methods ends
 IMAGENETTE := imagenette-resnet18
 DIGITS := digits-mcu
 report: $(VENV)/installed

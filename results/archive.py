@@ -1,9 +1,11 @@
 """Put a finished study into results/: one row per run in the runs.csv of its images, and the raw files in one archive.
 
-    python results/archive.py runs/STUDY results/IMAGES/NAME
+    python results/archive.py runs/STUDY results/IMAGES/NAME [ARM]
+
+With ARM, the last checkpoints of that arm's runs are in the archive too: other runs can start from them.
 
 IMAGES is the data set, such as cifar10. NAME is the study's name in tables, so no other data set may have it.
-Checkpoints stay behind. The same study gives the same bytes: the archive has no dates and no owners. Afterwards add a
+Other checkpoints stay behind. The same study gives the same bytes: the archive has no dates and no owners. Afterwards add a
 section to results/README.md, and the study to its data set's list in the Makefile.
 """
 
@@ -47,12 +49,16 @@ RAW = (
 )
 
 
-def main(source: Path, target: Path) -> None:
+def main(source: Path, target: Path, arm_with_weights: str | None = None) -> None:
     summary = Summary.read(source)
     target.mkdir(parents=True, exist_ok=True)
     new = [row for arm in summary.arms for row in rows(source, target.name, summary, arm)]
     replace_rows(target.parent / "runs.csv", target.name, new)
-    data = archive(source, f"{target.parent.name}/{target.name}")
+    inside = f"{target.parent.name}/{target.name}"
+    files = [path for path in source.rglob("*") if path.name in RAW or path.suffix == ".log"]
+    if arm_with_weights is not None:
+        files += last_checkpoints(source / arm_with_weights)
+    data = archive(source, inside, files)
     (target / "raw.tar.xz").write_bytes(data)
     print(f"{target}: {sum(len(arm.runs) for arm in summary.arms)} runs, {len(data):,} bytes")
 
@@ -109,9 +115,15 @@ def _text(value: Any) -> Any:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
-def archive(source: Path, name: str) -> bytes:
-    """All raw files of the study, sorted by kind, which compresses a fifth better."""
-    files = [path for path in source.rglob("*") if path.name in RAW or path.suffix == ".log"]
+def last_checkpoints(arm: Path) -> list[Path]:
+    found = [sorted(run.glob("checkpoint-*.safetensors"))[-1] for run in sorted(arm.glob("seed-*"))]
+    if not found:
+        raise SystemExit(f"{arm} has no finished run with checkpoints")
+    return [path for one in found for path in (one, one.with_suffix(".json"))]
+
+
+def archive(source: Path, name: str, files: Sequence[Path]) -> bytes:
+    """Files of the study, sorted by kind, which compresses a fifth better."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path in sorted(files, key=lambda path: (path.name, str(path))):
@@ -123,6 +135,6 @@ def archive(source: Path, name: str) -> bytes:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

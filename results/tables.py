@@ -34,6 +34,7 @@ REFERENCES = {
     "readings": "baseline",
     "ablation": "finetune-0.01",
     "theta-rate": "finetune",
+    "replication-from-one": "finetune",
     "sota": "baseline",
     "controls": "finetune",
     "corrections": "finetune",
