@@ -5,8 +5,8 @@
 With ARM, the last checkpoints of that arm's runs are in the archive too: other runs can start from them.
 
 IMAGES is the data set, such as cifar10. NAME is the study's name in tables, so no other data set may have it.
-Other checkpoints stay behind. The same study gives the same bytes: the archive has no dates and no owners. Afterwards add a
-section to results/README.md, and the study to its data set's list in the Makefile.
+Other checkpoints stay behind. The same study gives the same bytes: the archive has no dates and no owners.
+Afterwards add a section to results/README.md, and the study to its data set's list in the Makefile.
 """
 
 from __future__ import annotations

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from unflip.data.errors import DataError
+from unflip.data.parquet import Rows
 from unflip.data.store import open_any, open_store
 
 LAYOUTS = ("folders", "tars", "parquet")
@@ -274,3 +278,51 @@ def test_parquet_of_another_kind_is_refused_by_name(tmp_path):
     )
     with pytest.raises(DataError, match=r"has the columns text, label. It should have"):
         open_any(tmp_path)
+
+
+def repeated(folder: Path, image: dict[str, Any], rows: int) -> Path:
+    """A small Parquet file: its dictionary holds one image, which every row repeats."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"image": pa.array([image] * rows, kind), "label": [0] * rows})
+    parquet.write_table(table, folder / "train-00000.parquet")
+    return folder / "train-00000.parquet"
+
+
+@contextmanager
+def arrow_memory(most: int) -> Iterator[None]:
+    """Fail if Arrow allocates more bytes than ``most`` at a time."""
+    pa = pytest.importorskip("pyarrow")
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() <= most
+
+
+def test_a_parquet_dictionary_cannot_repeat_an_image_past_the_limit(tmp_path, monkeypatch):
+    """The limit must hold for the images in memory, not only for the bytes of the file's pages."""
+    path = repeated(tmp_path, {"bytes": b"x" * 10_000, "path": "a.jpg"}, 500)
+    monkeypatch.setattr("unflip.data.parquet.MOST_BYTES", 100_000)
+    with arrow_memory(500_000):
+        rows = Rows([path])
+        with pytest.raises(DataError, match="row group 0 has images of more than 100,000 bytes"):
+            rows.read_block(0)
+
+
+def test_a_parquet_dictionary_cannot_repeat_a_long_name(tmp_path):
+    path = repeated(tmp_path, {"bytes": b"x", "path": "a" * 10_000}, 500)
+    with (
+        arrow_memory(500_000),
+        pytest.raises(DataError, match="has an image name of 10,000 bytes; at most 4,096"),
+    ):
+        Rows([path])
+
+
+def test_a_parquet_file_cannot_list_more_images_than_it_has_bytes(tmp_path):
+    path = repeated(tmp_path, {"bytes": b"x", "path": "a.jpg"}, 20_000)
+    with pytest.raises(DataError, match=r"lists more than .* images, but has only that many bytes"):
+        Rows([path])

@@ -18,6 +18,7 @@ import unflip as package
 from unflip.imports import CannotImport, larq
 from unflip.imports.keras_config import known_name, parse_config
 from unflip.imports.keras_h5 import KerasFile
+from unflip.imports.larq_quantizers import KERNELS, SETTINGS
 from unflip.packing import read
 
 needs_h5py = pytest.mark.skipif(
@@ -217,6 +218,62 @@ BAD = {
     "dims": ("image", {"batch_input_shape": [None, 8]}, "needs an image|the layer needs"),
     "float shape": ("image", {"batch_input_shape": [None, 8.5, 8, 3]}, "sizes start at 1"),
 }
+
+
+def with_settings(name: str, /, **settings: Any) -> dict[str, Any]:
+    return {"class_name": name, "config": settings}
+
+
+UNKNOWN = "has the unknown setting threshold='mean'; known are"
+BAD_SETTINGS = {
+    "of a kernel": (
+        {"kernel_quantizer": with_settings("SteSign", clip_value=1.0, threshold="mean")},
+        rf"QuantConv2D 'binary' kernel_quantizer .*: the quantizer SteSign {UNKNOWN} clip_value, "
+        ".* remove it from the model's config, and give that with --config FILE",
+    ),
+    "of an input": ({"input_quantizer": with_settings("SteTern", threshold="mean")}, UNKNOWN),
+    "of an activation": ({"activation": with_settings("ApproxSign", threshold="mean")}, UNKNOWN),
+    "of a no-op": ({"kernel_quantizer": with_settings("NoOp", threshold="mean")}, UNKNOWN),
+    "of another quantizer": (
+        {"kernel_quantizer": with_settings("SteSign", k_bit=2)},
+        "the quantizer SteSign has the unknown setting k_bit=2",
+    ),
+    "another mode": (
+        {"kernel_quantizer": with_settings("DoReFa", mode="gradients")},
+        "QuantConv2D 'binary' kernel_quantizer .*: mode='gradients' should be 'activations' or",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_settings_of_quantizers_that_are_refused(case):
+    """If they were ignored, the imported network could compute something else."""
+    net = small()
+    fields, message = BAD_SETTINGS[case]
+    with pytest.raises(CannotImport, match=message):
+        build(net, changed(net, "binary", **fields))
+
+
+def test_unknown_settings_of_a_quantizer_that_is_a_layer_are_refused():
+    net = small()
+    config = changed(net, "mean", class_name="SteSign", threshold="mean")
+    with pytest.raises(CannotImport, match=f"SteSign 'mean': the quantizer SteSign {UNKNOWN}"):
+        build(net, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("SteSign", {"clip_value": None}), ("SwishSign", {"beta": 2.0}), ("NoOp", {"precision": 1})],
+)
+def test_settings_that_act_only_in_training_are_accepted(name, setting):
+    net = small()
+    keras = {"name": "q", "trainable": True, "dtype": "float32", "dynamic": True, "metrics": []}
+    quantizer = with_settings(name, **keras, **setting)
+    assert build(net, changed(net, "binary", kernel_quantizer=quantizer)).classes == 3
+
+
+def test_the_settings_of_every_quantizer_are_known():
+    assert SETTINGS.keys() == {*KERNELS, "NoOp"}
 
 
 @pytest.mark.parametrize("case", BAD)

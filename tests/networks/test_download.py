@@ -141,6 +141,33 @@ def test_a_server_that_sends_byte_by_byte(monkeypatch) -> None:
     assert time.monotonic() - began < 3
 
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer", [CONTINUE, b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 302 Found\r\nX:"]
+)
+def test_an_answer_that_never_begins(monkeypatch, answer: bytes) -> None:
+    """http.client waits for the end of the headers without a time limit."""
+
+    def stream() -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1000)
+            connection.sendall(answer)
+            for _ in range(100):
+                connection.sendall(answer if answer == CONTINUE else b"x")
+                time.sleep(0.05)
+
+    monkeypatch.setattr(module, "WHOLE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=stream, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(DownloadError, match="takes more than"):
+            download(f"http://127.0.0.1:{server.getsockname()[1]}/x")
+    assert time.monotonic() - began < 3
+
+
 def test_a_file_that_is_cut_off_is_refused(serve) -> None:
     headers = {"Content-Length": str(len(NETWORK))}
     with pytest.raises(DownloadError, match=r"of 72,312 bytes have arrived|IncompleteRead"):

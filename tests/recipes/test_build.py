@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import unflip
+from unflip import models
 from unflip.data import ImageSet, InputSpec
 from unflip.layers import binary_layers
 from unflip.methods.lns import MappedSign
@@ -85,3 +87,27 @@ def test_a_network_with_a_linear_layer_for_each_pixel_wants_squares(digits: Imag
     ):
         build_model(load_recipe("digits-dorefa", VGG), wide.spec, seed=0)
     build_model(load_recipe("digits-dorefa"), wide.spec, seed=0)  # a ResNet takes any
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "{name: vgg_small, width: 3000}",
+        "{name: vgg_small, width: 1000000000}",
+        "{name: resnet20, width: 1000000000000000000000}",
+        "{name: resnet20, widths: [1.0e+300, 1.0e+300, 1.0e+308]}",
+    ],
+)
+def test_a_network_of_too_many_weights_is_refused_before_it_is_allocated(monkeypatch, model):
+    """One line of a recipe could take all memory."""
+
+    def create(*arguments: Any, **options: Any) -> Any:
+        if torch.empty(0).device.type != "meta":
+            raise AssertionError("the weights would be allocated")
+        return original(*arguments, **options)
+
+    original = models.create
+    monkeypatch.setattr("unflip.models.create", create)
+    recipe = load_recipe("cifar10-resnet20-dorefa", [f"model={model}"])
+    with pytest.raises(ValueError, match=r"width.* weights or more; at most 1,073,741,824"):
+        build_model(recipe, CIFAR, seed=0)

@@ -22,7 +22,9 @@ from unflip.hints import NotInstalled
 
 KIND = "Parquet files"
 MOST_CHUNK = 128  # images
-MOST_BYTES = 4 << 30  # of a block, which is read at once
+MOST_BYTES = 4 << 30  # of the images of a block, which is read at once
+LONGEST_NAME = 4096  # bytes
+ROWS_AT_ONCE = 1024  # of names and labels
 COLUMNS = "columns image (a struct of bytes and path) and label (an integer)"
 
 
@@ -56,8 +58,7 @@ class Rows:
         block = self._block(row)
         number, group = self.blocks[block]
         with _opened(self.files[number]) as file:
-            column = file.read_row_group(group, columns=["image"]).column("image")
-        return int(self.starts[block]), [(image or {}).get("bytes") for image in column.to_pylist()]
+            return int(self.starts[block]), _images(self.files[number], file, group)
 
     def _block(self, row: int) -> int:
         return int(np.searchsorted(self.starts, row, side="right")) - 1
@@ -121,15 +122,16 @@ def open_parquet(folder: Path, files: list[Path]) -> ListedStore:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """The file. Whatever is wrong with it becomes a DataError that names it."""
+def _opened(path: Path, indexed: list[str] | None = None) -> Iterator[Any]:
+    """The file. Columns ``indexed`` are read as numbers of a dictionary. Errors become a DataError that names the
+    file."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError as error:
         raise NotInstalled("reading Parquet files", "pyarrow") from error
     try:
-        with ParquetFile(path) as file:
+        with ParquetFile(path, read_dictionary=indexed) as file:
             yield file
     except (ArrowException, OSError, KeyError) as error:
         raise DataError(
@@ -137,26 +139,71 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
+def _images(path: Path, file: Any, group: int) -> list[bytes | None]:
+    """The images of a block, read one by one: in a larger batch, a dictionary could repeat a large image often."""
+    images: list[bytes | None] = []
+    left = MOST_BYTES
+    for batch in file.iter_batches(1, row_groups=[group], columns=["image.bytes"]):
+        [image] = batch.column("image").to_pylist()
+        images.append((image or {}).get("bytes"))
+        left -= len(images[-1] or b"")
+        if left < 0:
+            raise DataError(_too_large(path, group, f"images of more than {MOST_BYTES:,} bytes"))
+    return images
+
+
+def _too_large(path: Path, group: int, what: str) -> str:
+    return (
+        f"{path}: row group {group} has {what}; at most {MOST_BYTES:,} bytes are read at once. Write the file with "
+        "smaller row groups."
+    )
+
+
 def _blocks(path: Path) -> Iterator[tuple[int, int, Labels, list[str]]]:
     """Number, bytes, labels and names of each block; the images themselves are not read."""
     with _opened(path) as file:
         _check_columns(path, file.schema_arrow)
-        first = 0
+    # Names are read as numbers of a dictionary: it may repeat a long one in every row.
+    with _opened(path, ["image.path"]) as file:
+        first, bytes_on_disk = 0, path.stat().st_size
         for group in range(file.num_row_groups):
             size = file.metadata.row_group(group).total_byte_size
             if size > MOST_BYTES:
-                raise DataError(
-                    f"{path}: row group {group} has {size:,} bytes; at most {MOST_BYTES:,} are read at once. Write the "
-                    "file with smaller row groups."
-                )
-            table = file.read_row_group(group, columns=["label", "image.path"])
-            labels = table.column("label")
-            if labels.null_count:
-                raise DataError(f"{path} has an image without label. Remove the row.")
-            paths = [(image or {}).get("path") for image in table.column("image").to_pylist()]
-            names = [name or f"row-{first + row:08d}" for row, name in enumerate(paths)]
-            yield group, size, labels.to_numpy().astype(np.int64), names
-            first += len(names)
+                raise DataError(_too_large(path, group, f"{size:,} bytes"))
+            labels: list[Labels] = [np.zeros(0, np.int64)]
+            names: list[str] = []
+            columns = ["label", "image.path"]
+            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=columns):
+                labels.append(_labels(path, batch.column("label")))
+                found = _names(path, batch.column("image"))
+                names += [name or f"row-{first + row:08d}" for row, name in enumerate(found)]
+                first += len(found)
+                if first > bytes_on_disk:
+                    raise DataError(
+                        f"{path} lists more than {bytes_on_disk:,} images, but has only that many bytes. Download it "
+                        "again."
+                    )
+            yield group, size, np.concatenate(labels), names
+
+
+def _labels(path: Path, column: Any) -> Labels:
+    if column.null_count:
+        raise DataError(f"{path} has an image without label. Remove the row.")
+    return column.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _names(path: Path, column: Any) -> list[str | None]:
+    from pyarrow import DictionaryArray, compute
+
+    paths = column.field("path")
+    if isinstance(paths, DictionaryArray):  # otherwise all are null
+        longest = compute.max(compute.binary_length(paths.dictionary)).as_py() or 0
+        if longest > LONGEST_NAME:
+            raise DataError(
+                f"{path} has an image name of {longest:,} bytes; at most {LONGEST_NAME:,} are supported. Shorten "
+                "image.path."
+            )
+    return [(image or {}).get("path") for image in column.to_pylist()]
 
 
 def _check_columns(path: Path, schema: Any) -> None:

@@ -11,7 +11,14 @@ from unflip.imports.errors import CannotImport
 from unflip.imports.keras_config import Layer
 from unflip.imports.larq_builder import Builder, Value, along
 from unflip.imports.larq_modules import Clip, Levels
-from unflip.imports.larq_quantizers import ALIASES, KERNELS, Quantizer, input_binarizer, quantizer
+from unflip.imports.larq_quantizers import (
+    ALIASES,
+    KERNELS,
+    Quantizer,
+    checked,
+    input_binarizer,
+    quantizer,
+)
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -59,7 +66,7 @@ def activation(b: Builder, layer: Layer, inputs: list[Value]) -> Value:
 
 
 def quantizer_layer(b: Builder, layer: Layer, inputs: list[Value]) -> Value:
-    return levels(b, layer, inputs[0], Quantizer(layer.kind, layer))
+    return levels(b, layer, inputs[0], checked(layer.kind, layer))
 
 
 def relu(b: Builder, layer: Layer, inputs: list[Value]) -> Value:

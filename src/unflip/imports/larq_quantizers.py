@@ -136,6 +136,21 @@ ALIASES = {
     "DoReFaQuantizer": "DoReFa",
     "NoOpQuantizer": "NoOp",
 }
+# The settings of each quantizer. clip_value, beta and precision act only in training.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "SteSign": ("clip_value",),
+    "ApproxSign": (),
+    "SwishSign": ("beta",),
+    "MagnitudeAwareSign": ("clip_value",),
+    "SteHeaviside": ("clip_value",),
+    "SteTern": ("threshold_value", "ternary_weight_networks", "clip_value"),
+    "DoReFa": ("k_bit", "mode"),
+    "NoOp": ("precision",),
+    "xnor_weight_scale": (),
+    "magnitude_aware_sign_unclipped": (),
+}
+# Of every layer of Keras, and so of every quantizer; none changes a quantizer's result.
+LAYER_SETTINGS = ("name", "trainable", "dtype", "dynamic", "batch_input_shape", "metrics")
 
 
 class Quantizer(NamedTuple):
@@ -147,7 +162,20 @@ class Quantizer(NamedTuple):
 
 def quantizer(layer: Layer, key: str) -> Quantizer:
     name, settings = layer.function(key)
+    return checked(name, settings)
+
+
+def checked(name: str | None, settings: Layer) -> Quantizer:
+    """The quantizer, if all its settings are known: one that is ignored could change the result."""
     name = ALIASES.get(name, name) if name else None
+    known = SETTINGS.get(name or "")
+    for key, value in settings.config.items():
+        if known is not None and key not in (*known, *LAYER_SETTINGS):
+            raise CannotImport(
+                f"{settings.title}: the quantizer {name} has the unknown setting {key!s:.80}={value!r:.80}; known "
+                f"are {', '.join((*known, *LAYER_SETTINGS))}. If it does not change the result, remove it from the "
+                "model's config, and give that with --config FILE; otherwise use another quantizer"
+            )
     return Quantizer(None if name == "NoOp" else name, settings)
 
 

@@ -5,8 +5,10 @@ The name of a file in the cache is made from a hash of its URL, never from what 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
+import io
 import os
 import re
 import time
@@ -113,10 +115,60 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+class _UntilEnd(io.RawIOBase):
+    """The bytes of a connection, until the time is up."""
+
+    def __init__(self, raw: io.RawIOBase, end: float) -> None:
+        self.raw, self.end = raw, end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if time.monotonic() > self.end:
+            raise TimeoutError(f"it takes more than {WHOLE_SECONDS:.0f} seconds")
+        return self.raw.readinto(buffer)
+
+    def close(self) -> None:
+        self.raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer with a time limit. http.client has none for headers, nor for how often it reads "100 Continue"."""
+
+    def __init__(self, *options: Any, end: float, **named: Any) -> None:
+        super().__init__(*options, **named)
+        self.fp = io.BufferedReader(_UntilEnd(self.fp.detach(), end))
+
+
+class _Timed(urllib.request.AbstractHTTPHandler):
+    def __init__(self, end: float) -> None:
+        super().__init__()
+        self.end = end
+
+    def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
+        def connect(*args: Any, **named: Any) -> Any:
+            connection = http_class(*args, **named)
+            connection.response_class = functools.partial(_Answer, end=self.end)
+            return connection
+
+        return super().do_open(connect, req, **options)
+
+
+class _Http(_Timed, urllib.request.HTTPHandler):
+    pass
+
+
+class _Https(_Timed, urllib.request.HTTPSHandler):
+    pass
+
+
 def _fetch(address: str, path: Path, hashed: bool) -> str:
     """Write what the server sends to ``path``; returns its SHA-256."""
     request = urllib.request.Request(address, headers={"User-Agent": f"unflip/{__version__}"})
-    opener = urllib.request.build_opener(_Redirects(hashed))
+    end = time.monotonic() + WHOLE_SECONDS
+    opener = urllib.request.build_opener(_Redirects(hashed), _Http(end), _Https(end))
     try:
         with opener.open(request, timeout=ANSWER_SECONDS) as answer, path.open("xb") as file:
             return _copy(answer, file, address)
@@ -139,17 +191,13 @@ def _copy(answer: Any, file: IO[bytes], address: str) -> str:
     stated = _length(answer.headers.get("Content-Length", ""))
     if stated is not None and stated > MOST_BYTES:
         raise DownloadError(_too_large(address))
-    total, written, end = hashlib.sha256(), 0, time.monotonic() + WHOLE_SECONDS
+    total, written = hashlib.sha256(), 0
     while chunk := answer.read1(
         CHUNK
     ):  # not read: it waits for all of them, however slowly they come
         written += len(chunk)
         if written > MOST_BYTES:
             raise DownloadError(_too_large(address))
-        if time.monotonic() > end:
-            raise DownloadError(
-                _unreachable(address, f"it takes more than {WHOLE_SECONDS:.0f} seconds")
-            )
         total.update(chunk)
         file.write(chunk)
     if stated is not None and written != stated:
