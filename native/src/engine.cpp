@@ -104,7 +104,7 @@ struct EngineWorkspace : Workspace {
 // Units of work (see needs.cpp). About 80 take a nanosecond.
 constexpr int64_t kJobWork = 80'000;       // of a job, at least, if threads get more than one
 constexpr float kLeastFolded = 1e-18f, kMostFolded = 1e18f;
-constexpr int64_t kWorkPerOverhead = 100;  // a task must take longer than the overhead: data must move, too
+constexpr int64_t kWorkPerOverhead = 200;  // a task must take longer than the overhead: data must move, too
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
