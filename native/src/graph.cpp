@@ -206,7 +206,7 @@ class Loader {
     check_source(fields);
     fields.finish();
     for (const auto& [name, tensor] : container_.tensors)
-      if (used_.count(name) == 0) fail("tensor '" + name.substr(0, 100) + "': nothing in the graph uses it");
+      if (!tensor.used) fail("tensor '" + name.substr(0, 100) + "': nothing in the graph uses it");
   }
 
   // --- the graph's own fields
@@ -392,7 +392,7 @@ class Loader {
     if (op.inputs.size() == 2 && !(graph_.shape(op.inputs[1]) == Shape{1, 1, 1}))
       fields.wrong("inputs", "[x, unit] with a unit of 1 x 1 x 1; value " + std::to_string(op.inputs[1]) + " is " +
                                  text_of(graph_.shape(op.inputs[1])));
-    const Tensor& thresholds = tensor(fields, "thresholds", Dtype::F32, 2);
+    Tensor& thresholds = tensor(fields, "thresholds", Dtype::F32, 2);
     const int64_t steps = thresholds.shape[0], columns = thresholds.shape[1];
     if (steps > kMaxSteps || (columns != 1 && columns != in.channels))
       wrong_shape(fields, "thresholds", thresholds, "(1 .. 255, " + std::to_string(in.channels) + ") or (1 .. 255, 1)");
@@ -479,7 +479,7 @@ class Loader {
     if (is_int8) return read_bytes(fields, op);
     if (is_binary) return read_bits(fields, op);
     if (graph_.is_code(op.inputs[0])) fields.fail("its input is a code, which needs 'bits', not 'weight'");
-    const Tensor& weight = tensor(fields, "weight", Dtype::F32, 4);
+    Tensor& weight = tensor(fields, "weight", Dtype::F32, 4);
     const std::vector<int64_t> right = {c.filters, c.channels, c.kernel.h, c.kernel.w};
     if (weight.shape != right) wrong_shape(fields, "weight", weight, text_of(right) + ", its 'shape'");
     c.weight = floats(fields, "weight", weight);
@@ -490,11 +490,13 @@ class Loader {
     const int64_t weights = int64_t{c.channels} * c.kernel.h * c.kernel.w;
     if (weights > kMaxByteWeights)
       fields.fail("a filter has " + std::to_string(weights) + " weights; at most 65,536 'bytes' are allowed");
-    const Tensor& bytes = tensor(fields, "bytes", Dtype::U8, 4);
+    Tensor& bytes = tensor(fields, "bytes", Dtype::U8, 4);
     const std::vector<int64_t> right = {c.filters, c.channels, c.kernel.h, c.kernel.w};
     if (bytes.shape != right) wrong_shape(fields, "bytes", bytes, text_of(right) + ", its 'shape'");
-    if (std::memchr(bytes.data, 0x80, bytes.bytes) != nullptr) fields.fail("'bytes': -128 is not allowed, only -127 .. 127");
-    const Tensor& scales = tensor(fields, "scales", Dtype::F32, 2);
+    if (!bytes.checked && std::memchr(bytes.data, 0x80, bytes.bytes) != nullptr)
+      fields.fail("'bytes': -128 is not allowed, only -127 .. 127");
+    bytes.checked = true;
+    Tensor& scales = tensor(fields, "scales", Dtype::F32, 2);
     if (scales.shape[0] != 1 || (scales.shape[1] != 1 && scales.shape[1] != c.filters))
       wrong_shape(fields, "scales", scales, "(1, " + std::to_string(c.filters) + ") or (1, 1)");
     bytes_ += static_cast<int64_t>(bytes.bytes);
@@ -505,7 +507,7 @@ class Loader {
 
   void read_bits(Fields& fields, Op& op) {
     Convolution& c = op.conv;
-    const Tensor& scales = tensor(fields, "scales", Dtype::F32, 2);
+    Tensor& scales = tensor(fields, "scales", Dtype::F32, 2);
     const int64_t bases = scales.shape[0], columns = scales.shape[1];
     if (bases > kMaxBases || (columns != 1 && columns != c.filters))
       wrong_shape(fields, "scales", scales, "(1 .. 64, " + std::to_string(c.filters) + ") or (1 .. 64, 1): one row per base");
@@ -704,12 +706,12 @@ class Loader {
     fields.fail(std::string("'") + key + "' must have the shape " + right + ", not " + text_of(tensor.shape));
   }
 
-  const Tensor& tensor(Fields& fields, const char* key, Dtype dtype, size_t dimensions) {
+  Tensor& tensor(Fields& fields, const char* key, Dtype dtype, size_t dimensions) {
     const std::string& name = fields.string(key, "a tensor's name");
     const auto found = container_.tensors.find(name);
     if (found == container_.tensors.end()) fields.wrong(key, "the name of a tensor in the file");
-    used_.insert(found->first);
-    const Tensor& tensor = found->second;
+    Tensor& tensor = found->second;
+    tensor.used = true;
     if (tensor.dtype != dtype)
       fields.fail(std::string("'") + key + "' must be a tensor of " + (dtype == Dtype::F32 ? "F32, not U8" : "U8, not F32"));
     if (tensor.shape.size() != dimensions)
@@ -718,25 +720,38 @@ class Loader {
     return tensor;
   }
 
-  // Many ops may use one tensor, and each gets a copy.
-  std::vector<float> floats(const Fields& fields, const char* key, const Tensor& tensor) {
+  // Many ops may use one tensor, and each gets a copy. It is checked only for the first one.
+  std::vector<float> floats(const Fields& fields, const char* key, Tensor& tensor) {
     bytes_ += static_cast<int64_t>(tensor.bytes);
     const size_t count = tensor.bytes / sizeof(float);
-    std::vector<float> values(measuring_ ? 1 : count);
-    for (size_t i = 0; i < count; ++i) {
-      const uint8_t* b = tensor.data + 4 * i;  // little endian on every machine
-      const uint32_t bits = uint32_t{b[0]} | uint32_t{b[1]} << 8 | uint32_t{b[2]} << 16 | uint32_t{b[3]} << 24;
-      if ((bits & 0x7F800000u) == 0x7F800000u)
-        fields.fail(std::string("'") + key + "' has a NaN or an infinity at position " + std::to_string(i));
-      float& value = values[measuring_ ? 0 : i];
-      if (!measuring_ || value == 0) std::memcpy(&value, &bits, sizeof bits);
-    }
+    if (!tensor.checked) check(fields, key, tensor, count);
+    if (measuring_) return {tensor.first};
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = float_at(tensor, i);
     return values;
+  }
+
+  static void check(const Fields& fields, const char* key, Tensor& tensor, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      const float value = float_at(tensor, i);
+      if (!std::isfinite(value))
+        fields.fail(std::string("'") + key + "' has a NaN or an infinity at position " + std::to_string(i));
+      if (tensor.first == 0) tensor.first = value;
+    }
+    tensor.checked = true;
+  }
+
+  static float float_at(const Tensor& tensor, size_t i) {
+    const uint8_t* b = tensor.data + 4 * i;  // little endian on every machine
+    const uint32_t bits = uint32_t{b[0]} | uint32_t{b[1]} << 8 | uint32_t{b[2]} << 16 | uint32_t{b[3]} << 24;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
   }
 
   // A tensor of shape (count) or (1).
   std::vector<float> channel_floats(Fields& fields, const char* key, int count) {
-    const Tensor& found = tensor(fields, key, Dtype::F32, 1);
+    Tensor& found = tensor(fields, key, Dtype::F32, 1);
     if (found.shape[0] != 1 && found.shape[0] != count) wrong_shape(fields, key, found, "(" + std::to_string(count) + ") or (1)");
     return floats(fields, key, found);
   }
@@ -744,9 +759,8 @@ class Loader {
   Container container_;
   const LoadOptions& options_;
   Graph graph_;
-  std::set<std::string_view> used_;  // names in container_
-  bool measuring_ = true;            // count the bytes of tensors, but do not copy them
-  Size bytes_ = 0;                   // of the graph's copies of tensors
+  bool measuring_ = true;  // count the bytes of tensors, but do not copy them
+  Size bytes_ = 0;         // of the graph's copies of tensors
 };
 
 }  // namespace

@@ -19,6 +19,9 @@ struct Tensor {
   std::vector<int64_t> shape;
   const uint8_t* data = nullptr;  // not aligned; points into the file's bytes
   size_t bytes = 0;
+  // For the reader of the graph: whether the graph uses it, whether its numbers were checked, and the first one that is not 0.
+  bool used = false, checked = false;
+  float first = 0;
 };
 
 struct Container {

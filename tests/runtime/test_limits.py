@@ -403,6 +403,18 @@ def test_loading_is_not_quadratic(made: Any) -> None:
     assert time.perf_counter() - began < 3
 
 
+def test_shared_weights_are_checked_once() -> None:
+    """They were checked again for each op, before the file was refused: 5 seconds, and minutes for more ops."""
+    net = Net(4096, 1, 1)
+    weight = net.keep(np.ones((1024, 4096, 1, 1), F32))
+    for _ in range(2000):
+        net.conv(0, (1024, 4096, 1, 1), weight=weight)
+    data = net.data()
+    began = time.process_time()
+    assert "bytes of memory" in refused(data)
+    assert time.process_time() - began < 2
+
+
 SEED, FACTOR = 0xC70F6907, 0xC6A4A7935BD1E995  # of std::hash in libstdc++: MurmurHash64A
 
 
