@@ -643,6 +643,17 @@ def test_real_networks_stay_below_what_was_computed(method: str, tmp_path: Path)
     assert time.perf_counter() - began < model.work_needed * 2e-9
 
 
+def test_memory_of_threads(tmp_path: Path) -> None:
+    """128 threads share one large buffer, and each touches 7 to 17 KiB of stack; 4 KiB were counted."""
+    net = Net(16, 1100, 1100)
+    net.op("mean", net.op("map", 0, steps=[{"step": "clamp", "low": 0, "high": 1}]))
+    path = tmp_path / "threads.unflip"
+    write(path, net.packed())
+    one, many = (np.array(in_a_process(MEASURED, path, n).split(), int) for n in (1, 128))
+    peak, computed = many - one
+    assert peak <= computed < 2**23
+
+
 def test_signs_as_floats_stay_below_what_was_computed(tmp_path: Path) -> None:
     net = Net(4096, 1, 1)
     scales = net.keep(np.ones((1, 1), F32))

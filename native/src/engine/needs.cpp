@@ -27,6 +27,7 @@ constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kGrowth = 3;              // a vector that grows has its old and its doubled memory at the same time
 constexpr int64_t kPart = 64;               // alignment of the parts of a scratch
 constexpr int64_t kProcessBytes = 4 << 20;  // code and tables that are touched for the first time, and what the kernel rounds
+constexpr int64_t kThreadBytes = 32 << 10;  // stack and thread-local memory that a thread touches
 constexpr int64_t kOpBytes = 4096, kStepBytes = 1024, kInputBytes = 512;  // objects and their small vectors
 
 struct TaskNeeds {
@@ -251,7 +252,7 @@ class Estimate {
     // Threads have separate arenas if these are small. A bound above the limit may belong to an arena below it.
     const int64_t largest_separate = std::max(kCoreCache, kSharedCache / threads_);
     const Size separate = Size(threads_) * std::min(arena.value(), largest_separate);
-    all.run_memory = largest(arena, separate) + Size(threads_) * (Size(plan_.values.size()) * 3 * 16 + 4096);
+    all.run_memory = largest(arena, separate) + Size(threads_) * (Size(plan_.values.size()) * 3 * 16 + kThreadBytes);
     return all;
   }
 
