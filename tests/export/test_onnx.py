@@ -300,6 +300,29 @@ def test_sums_of_zero_stay_zero() -> None:
     assert not ((found != 0) & (whole.round() == 0)).any()
 
 
+@pytest.mark.parametrize("again", [{}, {"again": 1}])
+def test_outputs_that_other_ops_read(again: dict[str, int]) -> None:
+    """onnxruntime loads no file whose Pad reads a value that an Identity returns as an output."""
+    net = Net((2, 6, 6))
+    first = net.op("map", 0, steps=[{"step": "affine", "scale": net.tensor(2)}])
+    window = {"kernel": [3, 3], "stride": [2, 2], "padding": [1, 1], "ceil": False}
+    second = net.op("avg_pool", first, count_padding=True, **window)
+    packed = net.packed()
+    del packed.graph["output"]
+    values = {"first": first, "second": second, "input itself": 0} | again
+    outputs = [{"name": name, "value": value} for name, value in values.items()]
+    packed.graph.update(outputs=outputs, structure="dict")
+    x = net.numbers(3, 2, 6, 6)
+    model = to_model(packed)
+    onnx.checker.check_model(model, full_check=True)
+    found = dict(zip(values, session(model).run(list(values), {"input": x}), strict=True))
+    np.testing.assert_array_equal(found["input itself"], x)
+    for name in ("first", *again):
+        np.testing.assert_array_equal(found[name], x * net.tensors["t0"].reshape(-1, 1, 1))
+    expected = evaluate(net.packed(), torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(found["second"], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_bits_are_unpacked_once(tmp_path: Path) -> None:
     net = Net((16, 8, 8))
     net.conv(net.quantize(0), [16, 16, 3, 3])

@@ -7,6 +7,7 @@ The result is equal to ours, not only close to it:
 - onnxruntime folds a constant factor into the weights of the convolution before it. Then sums are no longer exact, and
   a sum that should be 0 may flip the next layer's sign. It looks for the constant in the second operand, so after a
   binary convolution the constant is the first operand.
+- onnxruntime loses values that an Identity returns as an output and a Pad reads. So values get the outputs' names.
 - Sizes that are rounded up are written as padding, because runtimes disagree about ``ceil_mode``.
 """
 
@@ -48,6 +49,7 @@ def to_model(packed: Packed, max_memory: int | None = None) -> Any:
     e.values.append(_input(e))
     add_ops(e)
     sizes = add_outputs(e)
+    e.onnx.remove_identities()
     return e.onnx.model(for_user(e.values[0].shape), sizes, metadata(e.graph))
 
 
