@@ -74,6 +74,31 @@ def pruned() -> Packed:
     return net.packed()
 
 
+def long_kernels() -> Packed:
+    """Kernels of more than 255 taps, and more than 256 different sets of taps inside the image."""
+    net = Net((1, 1, 320), 9, exact=False)
+    wide = net.conv(net.quantize(0), [3, 1, 1, 299], padding=[0, 149, 0, 149])
+    net.conv(net.quantize(wide, scales=[0.7], offset=0.1), [2, 3, 1, 256], padding=[0, 9, 0, 0])
+    return net.packed()
+
+
+def infinities() -> Packed:
+    """Sums beyond the largest float: -infinity is not NaN, and no number is the result of a mean that is NaN."""
+    net = Net((4, 3, 5), 10, exact=False)
+    steps = [{"step": "clamp", "low": -2.0, "high": None}]
+    x = net.conv(0, [9, 4, 1, 1], floats=True, steps=steps)
+    name = net.ops[-1]["weight"]
+    net.tensors[name] = np.float32(3e38) * np.sign(net.tensors[name])
+    huge = [{"step": "affine", "scale": net.keep(np.float32([3e38]))}]
+    y = net.op("map", 0, steps=[*huge, {"step": "clamp", "low": None, "high": 1.0}])
+    codes = [net.quantize(v) for v in (x, net.op("normalize", y, groups=2, epsilon=1e-5))]
+    for code in codes:
+        net.tensors[net.ops[code - 1]["thresholds"]][:] = -3
+    parts = [net.conv(code, [2, c, 1, 1]) for code, c in zip(codes, (9, 4), strict=True)]
+    net.op("concat", *parts)
+    return net.packed()
+
+
 def vectors() -> Packed:
     """Linear layers: bits of channels are packed; integer thresholds in between."""
     net = Net((70, 1, 1), 3, exact=False)
@@ -209,6 +234,8 @@ def networks() -> dict[str, Packed]:
         found[f"binary_{code}_{other}"] = binary(CODES[code], WINDOWS[other], sizes[-i], i + 10)
     found |= {
         "pruned": pruned(),
+        "long_kernels": long_kernels(),
+        "infinities": infinities(),
         "vectors": vectors(),
         "integers": integers(),
         "floats": floats(),

@@ -145,6 +145,14 @@ def test_many_weights_are_refused() -> None:
         to_c(net.packed(), "net")
 
 
+def test_large_arenas_are_refused() -> None:
+    """Places in the arena are of type int."""
+    net = Net((64, 600, 512))
+    net.conv(net.quantize(0), [1, 64, 1, 1000], padding=[0, 500, 0, 499])
+    with pytest.raises(PackedFileError, match=r"needs 2,\d+,\d+,\d+ bytes of memory"):
+        to_c(net.packed(), "net")
+
+
 @pytest.mark.parametrize(("channels", "offset"), [(65_000, -4096.0), (2000, -1.0)])
 def test_whole_numbers_are_tried_in_little_memory(channels: int, offset: float) -> None:
     """All sums of the first one were listed before the limit was looked at: 4 GB. Steps did not count: 300 MB."""

@@ -16,9 +16,10 @@ TYPES = {
     "uint8": "uint8_t",
     "int8": "int8_t",
     "int16": "int16_t",
+    "uint16": "uint16_t",
     "int32": "int32_t",
 }
-PER_LINE = {"float": 8, "uint8_t": 24, "int8_t": 24, "int16_t": 16, "int32_t": 12}
+PER_LINE = {"float": 8, "uint8_t": 24, "int8_t": 24, "int16_t": 16, "uint16_t": 16, "int32_t": 12}
 
 
 class Constants:

@@ -80,6 +80,7 @@ class Geometry:
             conv, 1, width, in_width
         )
         self.classes = len(self.row_taps) * len(self.column_taps)
+        self.most_taps = max(kh, kw, len(self.row_taps) - 1, len(self.column_taps) - 1)
         self.center = row * len(self.column_taps) + column
 
 

@@ -23,11 +23,12 @@ def shape_text(shape: Shape) -> str:
     return ", ".join(map(str, shape))
 
 
-def definitions(offset_bytes: int, slack: int, bases: int, shorts: bool) -> str:
+def definitions(offset_bytes: int, tap_bytes: int, slack: int, bases: int, shorts: bool) -> str:
     return f"""#ifndef UNFLIP_AFTER
 #define UNFLIP_AFTER(layer) /* define it to time layers */
 #endif
 typedef uint{8 * offset_bytes}_t u_offset; /* a place in a moved code */
+typedef uint{8 * tap_bytes}_t u_tap; /* a tap of a kernel, or the class of a pixel */
 #define U_SLACK {slack} /* bytes that a word may read beyond a channel */
 #define U_BASES {bases}
 #define U_SHORTS {int(shorts)} /* whether some values are 16-bit integers */

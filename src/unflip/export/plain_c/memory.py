@@ -11,10 +11,12 @@ from unflip.export.plain_c.geometry import CodeLayout, Geometry, is_stem, is_vec
 from unflip.export.plain_c.plan import ByteRange, Conv, Plan, Task
 from unflip.export.plain_c.shorts import Shorts
 from unflip.export.plain_c.weights import copied_numbers
+from unflip.packing.file import PackedFileError
 
 F32 = np.float32
 
 SLACK = 16  # bytes that a vector may read beyond a channel
+MOST_ARENA = 2**31 - 1  # places in it are of type int
 STEM_FLOATS = 90  # nine rows of ten terms
 
 
@@ -26,9 +28,17 @@ class Memory:
         self.roots = _roots(plan)
         self.codes = self._layouts()
         self.direct = _reads_input_directly(plan)
-        self.offset_bytes = self._offset_bytes()
+        moved = self._moved()
+        # Of a place in a moved code, and of a tap of a kernel or the class of a pixel.
+        self.offset_bytes = 4 if max((g.plane_step for g in moved), default=0) >= 1 << 16 else 2
+        self.tap_bytes = 2 if max((g.most_taps for g in moved), default=0) >= 1 << 8 else 1
         self.places, self.scratch, self.ready = self._places()
         self.arena = max(assign(self._all_places()), 8)
+        if self.arena > MOST_ARENA:
+            raise PackedFileError(
+                f"it needs {self.arena:,} bytes of memory; in plain C at most {MOST_ARENA:,} are supported: "
+                "use a smaller network"
+            )
         self.ends = ends_in_use(self._all_places(), 2 * len(plan.tasks))
 
     def offset(self, value: int) -> int:
@@ -148,14 +158,13 @@ class Memory:
         code = self.codes[task.inputs[0]]
         return code.planes * Geometry(task, task.conv, code).plane_step + SLACK
 
-    def _offset_bytes(self) -> int:
-        """Of a place in a moved code."""
-        steps = [
-            Geometry(t, t.conv, self.codes[t.inputs[0]]).plane_step
+    def _moved(self) -> list[Geometry]:
+        """Of the binary convolutions whose codes are moved."""
+        return [
+            Geometry(t, t.conv, self.codes[t.inputs[0]])
             for t in self.plan.tasks
             if t.conv is not None and self.is_binary(t) and not self.codes[t.inputs[0]].packed
         ]
-        return 4 if max(steps, default=0) >= 1 << 16 else 2
 
 
 def line_numbers(task: Task) -> int:

@@ -209,11 +209,12 @@ class _Writer:
         self._integer = e.intervals is not None
         self._needs("words.c", "binary.c", "one_term.c" if sums.one_term else "terms.c")
         signs = np.packbits(conv.signs.transpose(0, 1, 3, 4, 2).ravel(), bitorder="little")
+        taps = np.uint16 if self.memory.tap_bytes == 2 else np.uint8
         rows, columns = (
             self.constants.text(
-                "struct u_taps", f"[{len(taps)}]", ", ".join(f"{{{a}, {b}}}" for a, b in taps), 4
+                "struct u_taps", f"[{len(own)}]", ", ".join(f"{{{a}, {b}}}" for a, b in own), 4
             )
-            for taps in (g.row_taps, g.column_taps)
+            for own in (g.row_taps, g.column_taps)
         )
         body = ", ".join(
             [
@@ -224,8 +225,8 @@ class _Writer:
                 self.constants.array(signs),
                 self.constants.array(np.array(sums.multiples, np.int32)),
                 f"{self._terms(sums, sums.one_term)}, {len(sums.terms)}, {rows}, {columns}",
-                self.constants.array(np.array(g.row_class, np.uint8)),
-                self.constants.array(np.array(g.column_class, np.uint8)),
+                self.constants.array(np.array(g.row_class, taps)),
+                self.constants.array(np.array(g.column_class, taps)),
                 f"{len(g.row_taps)}, {len(g.column_taps)}",
                 f"{g.rows[0]}, {g.rows[1]}, {g.columns[0]}, {g.columns[1]}, {g.center}",
             ]
@@ -479,7 +480,13 @@ class _Writer:
         self.constants.bytes += self.epilogues * (4 * EPILOGUE_WORDS + 4 * sum(self.widest))
         bases = max([t.conv.bases for t in self.plan.tasks if t.conv is not None], default=1)
         parts = [
-            definitions(self.memory.offset_bytes, SLACK, max(bases, 1), bool(self.shorts)),
+            definitions(
+                self.memory.offset_bytes,
+                self.memory.tap_bytes,
+                SLACK,
+                max(bases, 1),
+                bool(self.shorts),
+            ),
             *map(kernel, self.kernels),
             epilogue_struct(self.widest),
             *(epilogue_function(name, body) for body, name in self.functions.items()),

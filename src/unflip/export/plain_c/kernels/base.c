@@ -63,7 +63,8 @@ U_INLINE float u_fma(float a, float b, float c) {
   uint64_t bits;
   double odd;
   u_copy(&bits, &sum, sizeof bits);
-  if (error != 0 && !(bits & 1)) bits += (error > 0) == (sum > 0) ? (uint64_t)1 : ~(uint64_t)0;
+  /* NaN is the error of an infinite sum, which stays. */
+  if ((error > 0 || error < 0) && !(bits & 1)) bits += (error > 0) == (sum > 0) ? (uint64_t)1 : ~(uint64_t)0;
   u_copy(&odd, &bits, sizeof odd);
   return (float)odd;
 #endif

@@ -8,7 +8,7 @@
  * P is the same for all filters. A is counted for all pixels of a word at once: each binary digit of the counts is a
  * word, and carry-save adders add eight words at a time. So no CPU needs an instruction that counts bits. */
 struct u_taps {
-  uint8_t first, last;
+  u_tap first, last;
 };
 
 struct u_binary {
@@ -25,7 +25,7 @@ struct u_binary {
   const struct u_term *terms;
   int term_count;
   const struct u_taps *row_taps, *column_taps; /* of each class of pixels: taps inside the image */
-  const uint8_t *row_class, *column_class;     /* per row and column of the output */
+  const u_tap *row_class, *column_class;       /* per row and column of the output */
   int row_classes, column_classes;
   int first_row, last_row, first_column, last_column; /* whose windows are inside the image */
   int center;                                         /* the class of these */

@@ -2,6 +2,7 @@
 static double u_root(double x) {
   uint64_t bits, digits, root = 0, rest = 0;
   int exponent, i;
+  if (x != x) return x; /* NaN */
   u_copy(&bits, &x, sizeof bits);
   exponent = (int)(bits >> 52) - 1023;
   digits = (bits & (((uint64_t)1 << 52) - 1)) | (uint64_t)1 << 52;
