@@ -105,6 +105,21 @@ def test_whole_thresholds(step: str, fields: dict[str, Any]) -> None:
         assert kinds(model)["Add"] <= 2
 
 
+@pytest.mark.parametrize("signs", [False, True])
+def test_factors_that_stay_separate(signs: bool) -> None:
+    """The product of scale and factor overflows: a sum of 0 then gave NaN instead of 0."""
+    net = Net((4, 3, 3))
+    factor = net.keep(np.full(3, 1e20, np.float32))
+    steps = [{"step": "affine", "scale": factor}, {"step": "clamp", "low": -1, "high": 1}]
+    scales = net.keep(np.full((1, 3), 1e30, np.float32))
+    x = net.conv(net.quantize(0), [3, 4, 1, 1], scales=scales, steps=steps)
+    if signs:
+        code = net.quantize(x)
+        net.tensors[net.ops[-1]["thresholds"]][:] = 0
+        net.conv(code, [2, 3, 1, 1])
+    check(net)
+
+
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize("channels", [1, 4])
 def test_bytes(channels: int, vector: bool) -> None:

@@ -11,6 +11,7 @@ from unflip.export.binary import conv_size
 from unflip.export.exporter import Code, Shape, Value
 from unflip.export.qonnx_exporter import F32, QonnxExporter, WholeSum
 from unflip.export.steps import apply_steps
+from unflip.export.whole_steps import can_be_folded
 from unflip.packing.file import Array, PackedFileError
 
 
@@ -116,6 +117,8 @@ def _fold_scale(
     if not steps or steps[0].get("step") != "affine" or "scale" not in steps[0]:
         return own, extra, steps
     factor = e.tensors[steps[0]["scale"]]
+    if not can_be_folded(own, extra, factor):
+        return own, extra, steps
     rest = {key: value for key, value in steps[0].items() if key != "scale"}
     return own * factor, None if extra is None else extra * factor, [rest, *steps[1:]]
 

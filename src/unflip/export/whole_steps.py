@@ -1,4 +1,7 @@
-"""What the steps after a sum of whole numbers make of it: exporters look for the numbers that reach a threshold."""
+"""What the steps after a sum of whole numbers make of it: exporters look for the numbers that reach a threshold.
+
+Both functions compute as the runtime does.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,22 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.float32
+LEAST_FOLDED, MOST_FOLDED = F32(1e-18), F32(1e18)
+
+
+def can_be_folded(scales: Array, offset: Array | None, factor: Array) -> bool:
+    """Whether a factor after binary weights may become part of their scales and offset: no product loses digits."""
+    if offset is not None and not _keep_digits(offset, factor, vanish=False):
+        return False  # an offset must not become 0
+    return _keep_digits(scales, factor, vanish=True)
+
+
+def _keep_digits(a: Array, b: Array, vanish: bool) -> bool:
+    """Whether no product is very large or small, or 0 because ``a`` is, or if they may ``vanish``, because ``b`` is."""
+    with np.errstate(over="ignore", under="ignore"):
+        size = np.abs(a * b)
+    usual = (size >= LEAST_FOLDED) & (size <= MOST_FOLDED)
+    return bool((usual | (a == 0) | ((b == 0) & vanish)).all())
 
 
 def evaluated(step: dict[str, Any], v: Array) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from unflip.export.whole_steps import can_be_folded
 from unflip.packing.describe import tensor_names, value_shapes
 from unflip.packing.file import Packed, PackedFileError, outputs_of
 from unflip.packing.ir import Shape
@@ -19,7 +20,6 @@ from unflip.packing.ir import Shape
 Array = np.ndarray[Any, np.dtype[Any]]
 Fields = dict[str, Any]
 
-LEAST_FOLDED, MOST_FOLDED = np.float32(1e-18), np.float32(1e18)  # as in the runtime
 POOLED_BYTES = 256 << 10  # rows of a convolution that the runtime keeps for a pool
 # To write them as text takes 32 and 128 bytes of memory each.
 MOST_SIGNS, MOST_FLOATS = 2**25, 2**23
@@ -301,22 +301,12 @@ def _fold_scale(conv: Conv, steps: list[Fields]) -> None:
         return
     assert conv.scales is not None
     factor = steps[0]["scale"]
-    if not _keep_digits(conv.scales, factor, vanish=True):
+    if not can_be_folded(conv.scales, conv.offset, factor):
         return
-    if conv.offset is not None and not _keep_digits(conv.offset, factor, vanish=False):
-        return  # as in the runtime, where an offset must not become 0
     steps[0] = {k: v for k, v in steps[0].items() if k != "scale"}
     conv.scales = conv.scales * factor
     if conv.offset is not None:
         conv.offset = conv.offset * factor
-
-
-def _keep_digits(a: Array, b: Array, vanish: bool) -> bool:
-    """Whether no product is very large or small, or 0 because ``a`` is, or if they may ``vanish``, because ``b`` is."""
-    with np.errstate(over="ignore", under="ignore"):
-        size = np.abs(a * b)
-    usual = (size >= LEAST_FOLDED) & (size <= MOST_FOLDED)
-    return bool((usual | (a == 0) | ((b == 0) & vanish)).all())
 
 
 def _make_rising(conv: Conv, steps: list[Fields]) -> bool:
