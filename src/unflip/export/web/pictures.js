@@ -21,8 +21,8 @@ export function covering({ pixels, width, height, step }, channels, outWidth, ou
   const high = Math.max(outHeight, roundToEven(height * scale));
   const left = (wide - outWidth) >> 1;
   const top = (high - outHeight) >> 1;
-  const columns = weightsOf(width, wide).slice(left, left + outWidth);
-  const rows = weightsOf(height, high).slice(top, top + outHeight);
+  const columns = weightsOf(width, wide, left, outWidth);
+  const rows = weightsOf(height, high, top, outHeight);
   const lost = height - high;
   const rowsFirst = lost > 0 && lost > 2 * (width - wide); // as in Pillow 13; the order can change a value by 1
   const out = new Uint8Array(channels * outWidth * outHeight);
@@ -56,17 +56,18 @@ function roundToEven(x) {
   return below % 2 === 0 ? below : below + 1;
 }
 
-// For each place of the output: the first place of the input that it reads, and the weights from there on.
-function weightsOf(size, outSize) {
+// For `places` places of the output from `start` on: the first place of the input that it reads, and the weights from there on.
+function weightsOf(size, outSize, start, places) {
   const scale = size / outSize;
   const support = Math.max(scale, 1);
-  return Array.from({ length: outSize }, (_, place) => {
+  return Array.from({ length: places }, (_, i) => {
+    const place = start + i;
     if (size === outSize) return { first: place, weights: [1 << BITS] };
     const center = (place + 0.5) * scale;
     const first = Math.max(Math.trunc(center - support + 0.5), 0);
     const count = Math.min(Math.trunc(center + support + 0.5), size) - first;
-    const triangle = Array.from({ length: count }, (_, i) =>
-      Math.max(1 - Math.abs((i + first - center + 0.5) * (1 / support)), 0));
+    const triangle = Array.from({ length: count }, (_, k) =>
+      Math.max(1 - Math.abs((k + first - center + 0.5) * (1 / support)), 0));
     const total = triangle.reduce((sum, w) => sum + w, 0);
     return { first, weights: triangle.map((w) => Math.trunc(0.5 + (w === 0 ? 0 : w / total) * (1 << BITS))) };
   });

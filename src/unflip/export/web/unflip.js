@@ -74,7 +74,7 @@ async function bytesOf(source) {
     throw new UnflipError("a network is loaded from a URL, an ArrayBuffer, a typed array or a Blob");
   if (source instanceof URL && source.protocol === "file:" && globalThis.process?.versions?.node) {
     const { readFile } = await import("node:fs/promises"); // node's fetch does not read files
-    return readFile(source);
+    return bytesOf(await readFile(source)); // its slice() would not copy
   }
   const response = await fetch(source);
   if (!response.ok) throw new UnflipError(`${source}: the server answered ${response.status} ${response.statusText}`);
