@@ -69,6 +69,57 @@ def test_inputs_of_many_channels(node: Node, modules: Path, tmp_path: Path) -> N
     assert int(done.stdout) < 2**24
 
 
+FLIPPED = """
+import { readFileSync } from "node:fs";
+import { load } from "LIBRARY/unflip.js";
+const modules = { simd: readFileSync("LIBRARY/unflip-simd.wasm") };
+const net = await load(new URL("file://FILE"), { kernels: "simd", modules });
+const input = new Float32Array(3 * 8 * 8).fill(1);
+const scores = [0.5, 0.5, 0].map(async (part) => [...(await net.flipped(part)).run(input).scores]);
+console.log(JSON.stringify([...(await Promise.all(scores)), [...net.run(input).scores]]));
+"""
+
+
+def test_flipped_weights_of_a_file(node: Node, modules: Path, tmp_path: Path) -> None:
+    """Node reads a file: URL as a Buffer, whose slice() is no copy: every other network had its weights back."""
+    linear = {"op": "conv", "name": "", "inputs": [0], "shape": [2, 3, 8, 8], "steps": []}
+    window = {"stride": [1, 1], "dilation": [1, 1], "padding": [0] * 4, "groups": 1}
+    graph = {
+        "input": {"shape": [3, 8, 8], "preprocess": None},
+        "ops": [{**linear, **window, "bits": "b", "scales": "s"}],
+        "output": 1,
+        "labels": None,
+    }
+    tensors = {"b": np.full(48, 255, np.uint8), "s": np.ones((1, 2), np.float32)}
+    write(tmp_path / "net.unflip", Packed(graph, tensors))
+    script = tmp_path / "flipped.mjs"
+    text = FLIPPED.replace("LIBRARY", str(modules))
+    script.write_text(text.replace("FILE", str(tmp_path / "net.unflip")))
+    done = subprocess.run(["node", str(script)], capture_output=True, text=True, check=True)
+    first, again, none, unchanged = json.loads(done.stdout)
+    assert none == unchanged == [192, 192]
+    assert first == again != unchanged
+
+
+TALL = """
+import { covering } from "LIBRARY/pictures.js";
+const image = { pixels: new Uint8Array(4 * 50_000).fill(9), width: 1, height: 50_000, step: 4 };
+console.log(covering(image, 3, 224, 224).every((x) => x === 9));
+"""
+
+
+def test_tall_images_need_little_memory(tmp_path: Path) -> None:
+    """Weights for rows that are cropped needed gigabytes."""
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    shutil.copy(WEB / "pictures.js", tmp_path / "pictures.mjs")
+    script = tmp_path / "tall.mjs"
+    script.write_text(TALL.replace("LIBRARY/pictures.js", "./pictures.mjs"))
+    command = ["node", "--max-old-space-size=300", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "true\n"
+
+
 def test_same_bits_in_chromium(
     chromium: Any, modules: Path, networks: Path, expected: dict[str, list[int]], tmp_path: Path
 ) -> None:
@@ -182,6 +233,7 @@ def test_the_page_in_a_browser(chromium: Any, unflip: Any, tmp_path: Path) -> No
         _check_file(browser, tmp_path)
         _check_drop(browser, tmp_path)
         _check_paste(browser)
+        _check_latest_choice(browser)
         _check_slider(browser)
         _check_layers(browser)
         _check_camera(browser)
@@ -287,6 +339,40 @@ def _check_paste(browser: Any) -> None:
     browser.evaluate("navigator.clipboard.writeText('a text')")
     browser.paste()
     assert browser.evaluate("unflipPage.image.width") == 33
+
+
+def _check_latest_choice(browser: Any) -> None:
+    """An image that takes long to read does not replace a later one, and no camera stays on behind another."""
+    width = browser.evaluate(
+        """(async () => {
+          const blobs = [41, 43].map((width) => {
+            const canvas = new OffscreenCanvas(width, 20);
+            canvas.getContext("2d").fillRect(0, 0, width, 20);
+            return canvas.convertToBlob();
+          });
+          const [slow, fast] = await Promise.all(blobs);
+          const own = createImageBitmap;
+          globalThis.createImageBitmap = async (blob) => {
+            if (blob === slow) await new Promise((done) => setTimeout(done, 300));
+            return own(blob);
+          };
+          await Promise.all([unflipPage.take(slow), unflipPage.take(fast)]);
+          globalThis.createImageBitmap = own;
+          return unflipPage.image.width;
+        })()"""
+    )
+    assert width == 43
+    live = browser.evaluate(
+        """(async () => {
+          const devices = navigator.mediaDevices, own = devices.getUserMedia.bind(devices), made = [];
+          devices.getUserMedia = async (wish) => (made.push(await own(wish)), made.at(-1));
+          await Promise.all([unflipPage.toggleCamera(), unflipPage.toggleCamera()]);
+          unflipPage.stopCamera();
+          delete devices.getUserMedia;
+          return made.flatMap((one) => one.getTracks()).filter((one) => one.readyState === "live").length;
+        })()"""
+    )
+    assert live == 0
 
 
 def _check_slider(browser: Any) -> None:

@@ -51,7 +51,9 @@ async function pictureOf(blob) {
   } catch {
     throw new Error("This file is not an image that the browser can read. Try a JPEG or PNG file.");
   }
-  return imageDataOf(picture, picture.width, picture.height);
+  const image = imageDataOf(picture, picture.width, picture.height);
+  picture.close(); // it may have tens of megabytes
+  return image;
 }
 
 function imageDataOf(source, width, height) {
@@ -64,6 +66,10 @@ function imageDataOf(source, width, height) {
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(source, 0, 0, canvas.width, canvas.height);
   return context.getImageData(0, 0, canvas.width, canvas.height);
+}
+
+function stop(stream) {
+  for (const track of stream.getTracks()) track.stop();
 }
 
 // A dark image with some noise: there is something to measure before the user gives an image.
@@ -81,6 +87,7 @@ class Page {
     this.changed = null; // the network with flipped weights
     this.image = noise();
     this.stream = null;
+    this.choices = 0; // of an image or the camera, by the user: only the latest is shown
   }
 
   start() {
@@ -139,10 +146,18 @@ class Page {
 
   take = tried(async (file) => {
     if (file === undefined) return;
-    this.stopCamera();
-    this.use(await pictureOf(file));
-    this.measure();
+    if (await this.choose(pictureOf(file))) this.measure();
   });
+
+  // Shows an image when it is ready, unless the user has chosen something else by then.
+  async choose(promise) {
+    const choice = ++this.choices;
+    this.stopCamera();
+    const image = await promise;
+    if (choice !== this.choices) return false;
+    this.use(image);
+    return true;
+  }
 
   offerSamples() {
     const labels = this.net.labels ?? [];
@@ -151,11 +166,7 @@ class Page {
       const image = make("img", "", { alt: `a drawing: ${label}`, src: `data:image/svg+xml,${encodeURIComponent(svg)}` });
       const button = make("button", "", { type: "button", title: label });
       button.append(image);
-      button.addEventListener("click", tried(async () => {
-        await image.decode();
-        this.stopCamera();
-        this.use(imageDataOf(image, 64, 64));
-      }));
+      button.addEventListener("click", tried(() => this.choose(image.decode().then(() => imageDataOf(image, 64, 64)))));
       return button;
     });
     find("samples").replaceChildren(...buttons);
@@ -164,25 +175,28 @@ class Page {
   }
 
   async toggleCamera() {
+    const choice = ++this.choices;
     if (this.stream) return this.stopCamera();
     if (!navigator.mediaDevices) throw new Error("This browser gives a page of this kind no camera. Open it over https.");
-    this.stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
-    const video = find("video");
-    video.srcObject = this.stream;
-    await video.play();
+    const stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    if (choice !== this.choices) return stop(stream); // the user did not wait for it
+    this.stream = stream;
     find("camera").textContent = "stop the camera";
-    this.frame();
+    const video = find("video");
+    video.srcObject = stream;
+    await video.play();
+    this.frame(stream);
   }
 
-  frame() {
-    if (!this.stream) return;
+  frame(stream) {
+    if (this.stream !== stream) return;
     const video = find("video");
     if (video.videoWidth) this.use(imageDataOf(video, video.videoWidth, video.videoHeight));
-    setTimeout(() => this.frame(), CAMERA_PAUSE);
+    setTimeout(() => this.frame(stream), CAMERA_PAUSE);
   }
 
   stopCamera() {
-    for (const track of this.stream?.getTracks() ?? []) track.stop();
+    if (this.stream) stop(this.stream);
     this.stream = null;
     find("camera").textContent = "use the camera";
   }
