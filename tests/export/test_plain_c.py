@@ -208,6 +208,9 @@ def test_command(unflip: Any, library: Library, tmp_path: Path) -> None:
     assert again.code == 1
     assert "exists; choose another --name or folder, or pass --replace" in again.err
     assert unflip("export", model, "--c", tmp_path / "c", "--name", "tiny", "--replace").code == 0
+    late = unflip("export", model, "--c", tmp_path / "late", "--check", tmp_path / "typo.png")
+    assert "typo.png does not exist; give an image or a folder of images" in late.err
+    assert not (tmp_path / "late").exists()
     assert "need --c DIR" in unflip("export", model, "--name", "tiny").err
     assert "give one of them" in unflip("export", model, "--c", tmp_path, "-o", "a.onnx").err
 

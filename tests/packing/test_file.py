@@ -1,6 +1,7 @@
 """The container: what is written is read, and what was damaged is refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,16 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unflip.packing.file import Packed, PackedFileError, from_bytes, read, sha256, to_bytes, write
+from unflip.packing.file import (
+    Packed,
+    PackedFileError,
+    from_bytes,
+    read,
+    sha256,
+    to_bytes,
+    write,
+    write_whole,
+)
 
 GRAPH = {"input": {"shape": [1, 2, 2], "preprocess": None}, "ops": [], "output": 0, "labels": ["ü"]}
 TENSORS = {
@@ -55,6 +65,23 @@ def test_a_flipped_bit_is_found(at, bit):
 def test_a_file_cut_short_is_found(size):
     with pytest.raises(PackedFileError):
         from_bytes(FILE[:size])
+
+
+def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "m.onnx", b"data")
+    assert not list(tmp_path.iterdir())
+
+
+def test_writing_to_a_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"m\.onnx cannot be written: there is no folder .*typo; create it"
+    ):
+        write_whole(tmp_path / "typo" / "m.onnx", b"data")
 
 
 def test_other_files(tmp_path):

@@ -135,10 +135,14 @@ def _export_c(
     replace: bool,
     limits: tuple[int | None, int | None],
 ) -> None:
-    from unflip.export.plain_c.check import check_images
+    from unflip.export.plain_c.check import check_images, image_paths
     from unflip.export.plain_c.export import export_c
     from unflip.runtime import load
 
+    if images is not None:
+        image_paths(
+            images, "--check"
+        )  # refused before files are written, so that a second try needs no --replace
     memory, work = limits
     files = export_c(model, folder, name, replace=replace, max_memory=memory, max_work=work)
     print(

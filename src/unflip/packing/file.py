@@ -79,15 +79,19 @@ def write(path: str | os.PathLike[str], packed: Packed) -> int:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically. If that fails, nothing is left behind."""
+    """Write a file atomically. If that fails or is interrupted, nothing is left behind."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{path} cannot be written: there is no folder {path.parent}; create it"
+        )
     beside = path.with_name(path.name + ".part")
     try:
         with open_new(beside) as file:
             file.write(data)
         beside.replace(path)
-    except OSError:
+    except BaseException:
         beside.unlink(missing_ok=True)
         raise
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -431,6 +432,16 @@ def test_texts_of_the_file_do_not_end_the_script(any_modules: None, tmp_path: Pa
     assert text.count("<script") == text.count("</script>") == 2
     [data] = re.findall(r'id="data">(.*)</script>', text)
     assert json.loads(data)["name"] == "a<script>&"
+
+
+def test_names_of_files_that_are_no_unicode(any_modules: None, tmp_path: Path) -> None:
+    source = tmp_path / os.fsdecode(b"caf\xe9.unflip")
+    try:
+        write(source, _scores_of(3, 8, 8))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    page.export_html(source, tmp_path / "page.html")
+    assert "<title>caf?</title>" in (tmp_path / "page.html").read_text()
 
 
 def test_the_page_contains_no_address(any_modules: None, tmp_path: Path) -> None:

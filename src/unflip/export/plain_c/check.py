@@ -85,6 +85,10 @@ def differences(found: Array, expected: Array) -> int:
 
 def image_paths(images: Path, option: str) -> list[Path]:
     """An image file, or all files of a folder."""
+    if not images.exists():
+        raise FileNotFoundError(
+            f"{option} {images} does not exist; give an image or a folder of images"
+        )
     paths = sorted(p for p in images.iterdir() if p.is_file()) if images.is_dir() else [images]
     if not paths:
         raise ValueError(

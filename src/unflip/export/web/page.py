@@ -45,7 +45,7 @@ def export_html(
         "modules": {name: _compressed(module(name)) for name in MODULES},
         "c": _as_c(read(source), path.name),
     }
-    page = page_of(data).encode()
+    page = page_of(data).encode(errors="replace")  # in the file's name, bytes may be no UTF-8
     write_whole(Path(target), page)
     return len(page)
 
