@@ -18,6 +18,7 @@ from c_library import STRICT, Library
 
 from unflip.export.plain_c.arena import Place, assign, ends_in_use
 from unflip.export.plain_c.export import export_c, to_c
+from unflip.export.plain_c.measure import export_int16
 from unflip.export.plain_c.plan import make_plan
 from unflip.packing.file import PackedFileError, write
 
@@ -243,6 +244,31 @@ def test_shortcuts_of_16_bits(unflip: Any, library: Library, tmp_path: Path) -> 
     assert "no value can be stored in 16 bits" in refused.err
     both = unflip("export", model, "--c", tmp_path, "--int16", tmp_path, "--check", tmp_path)
     assert "give one of them" in both.err
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+def test_shortcuts_that_16_bits_cannot_hold(factor: float, tmp_path: Path) -> None:
+    """Infinities ended in an OverflowError. With NaN, scores differed "by at most 0"."""
+    from PIL import Image
+
+    Image.fromarray(np.zeros((6, 6, 3), np.uint8)).save(tmp_path / "image.png")
+    net = Net((3, 6, 6), exact=False)
+    ones = {"scales": net.keep(np.ones((1, 3), np.float32))}
+    huge = {"scale": net.keep(np.float32([3e38])), "shift": net.keep(np.float32([3e38]))}
+    steps = [
+        {"step": "affine", **huge},
+        {"step": "affine", "scale": net.keep(np.float32([factor]))},
+    ]
+    x = net.conv(0, [3, 3, 1, 1], floats=True)
+    for kept in (steps, [{"step": "add", "value": 3}]):
+        net.conv(net.quantize(x), [3, 3, 1, 1], steps=kept, **ones)
+        net.tensors[net.ops[-2]["thresholds"]][:] = -99
+    net.op("mean", len(net.ops))
+    write(tmp_path / "m.unflip", net.packed())
+    with pytest.raises(
+        PackedFileError, match=r"gives (inf|nan) for an image, which 16 bits cannot"
+    ):
+        export_int16(tmp_path / "m.unflip", tmp_path, "net", tmp_path / "image.png")
 
 
 def test_stated_sizes(library: Library) -> None:

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ def export_int16(
         floats = to_c(packed, name)
         write_files(floats, made, replace=True)
         largest = _largest(Path(made), floats, plan, found, pixels)
+        _refuse_infinite(model, plan, largest)
         files = to_c(packed, name, sha256(model), scales_of(plan, largest))
         write_files(files, made, replace=True)
         error = _error(Path(made), files, network, pixels)
@@ -99,7 +100,7 @@ def _largest(
             if value in wanted and value is not None:
                 start = memory.offset(value)
                 numbers = bytes_of[start : start + 4 * prod(plan.shapes[value])].view(np.float32)
-                largest[value] = max(largest[value], float(np.abs(numbers).max()))
+                largest[value] = float(np.maximum(largest[value], np.abs(numbers).max()))
 
         hook = ctypes.CFUNCTYPE(None, ctypes.c_int)(after)  # must live as long as it is called
         place = ctypes.c_void_p.in_dll(compiled.library, "unflip_hook")
@@ -107,6 +108,16 @@ def _largest(
         for pixels in images:
             compiled.run(pixels, _scores(plan))
     return largest
+
+
+def _refuse_infinite(model: str | os.PathLike[str], plan: Plan, largest: dict[int, float]) -> None:
+    for task in plan.tasks:
+        most = largest.get(task.value, 0.0) if task.value is not None else 0.0
+        if not isfinite(most):
+            raise PackedFileError(
+                f"{model}: {task.kind} {task.name!r} gives {most} for an image, which 16 bits cannot hold; export it "
+                "without --int16"
+            )
 
 
 def _scores(plan: Plan) -> int:
@@ -121,7 +132,8 @@ def _error(folder: Path, files: CFiles, network: Model, images: list[Array]) -> 
             x = normalized(pixels.transpose(2, 0, 1).astype(np.float32), network)
             expected = scores_of(network, x)
             found = compiled.run(pixels, len(expected))
-            largest = max(largest, float(np.abs(found - expected).max()))
-            scores = max(scores, float(np.abs(expected).max()))
+            # np.maximum keeps a NaN.
+            largest = float(np.maximum(largest, np.abs(found - expected).max()))
+            scores = float(np.maximum(scores, np.abs(expected).max()))
             others += int(found.argmax() != expected.argmax())
     return Error(len(images), largest, scores, others)

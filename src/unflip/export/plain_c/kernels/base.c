@@ -83,9 +83,9 @@ U_INLINE float u_read(struct u_reader from, int i) {
   return ((const float *)from.data)[i];
 }
 
-/* Rounded; out of range, the nearest one. */
+/* Rounded; out of range, the nearest one, and for NaN the least one. */
 U_INLINE int16_t u_short(float v) {
   v = v < 0 ? v - 0.5f : v + 0.5f;
   v = v > 32767.0f ? 32767.0f : v;
-  return (int16_t)(v < -32767.0f ? -32767.0f : v);
+  return (int16_t)(v > -32767.0f ? v : -32767.0f);
 }
