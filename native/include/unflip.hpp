@@ -76,7 +76,7 @@ class Model {
   }
   std::vector<std::vector<float>> run_outputs(const std::vector<float>& input) const {
     const size_t sample = input_shape().size(), batch = input.size() / sample;
-    if (batch < 1 || batch > size_t(std::numeric_limits<int>::max()) || batch * sample != input.size())
+    if (batch < 1 || batch > size_t((std::numeric_limits<int>::max)()) || batch * sample != input.size())
       throw Error(std::to_string(input.size()) + " numbers are not a batch: a sample has " + std::to_string(sample));
     std::vector<std::vector<float>> results;
     std::vector<float*> places;

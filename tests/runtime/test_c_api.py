@@ -251,7 +251,12 @@ WRAPPER = """
 #include <iostream>
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <memory>
+#include <stdexcept>
 #include <type_traits>
+#include <vector>
+#define max(a, b) ((a) > (b) ? (a) : (b))  // windows.h defines it
 #include "unflip.hpp"
 
 template <typename Action>
