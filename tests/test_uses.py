@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from unflip.methods import registry as methods_registry
 from unflip.models import base as models_base
 from unflip.recipes.load import load_recipe
 from unflip.train import Job, RunOptions, train, train_together
-from unflip.uses import ModuleMissing, use
+from unflip.uses import CodeRefused, ModuleMissing, use
 
 Start = Callable[..., Any]
 # A learned threshold for each filter; a tanh that grows steeper by epochs, with a loss of its own; an optimizer.
@@ -142,13 +143,43 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_every_command_takes_a_custom_method_and_network(mine: Path, unflip: Start) -> None:
     """As the ``unflip`` script runs, which does not look for modules in the folder it is started in."""
-    for command in ("train own.yaml", "pack runs/own -o own.unflip", "report runs/own -o own.html"):
+    for command in (
+        "train own.yaml",
+        "pack runs/own -o own.unflip --uses mine",
+        "push runs/own ada/own --dry-run --uses mine",
+        "report runs/own -o own.html --baseline runs/own --uses mine",
+    ):
         done = unflip(*command.split(), inside=mine)
         assert done.code == 0, done.err
     assert (mine / "own.unflip").exists()
     assert (mine / "own.html").exists()
     shown = unflip("methods", "threshold", "--uses", "mine", inside=mine)
     assert "Methods of a person's own" in shown.out
+
+
+def test_reading_a_run_executes_no_code_that_nobody_named(
+    mine: Path, unflip: Start, digits: ImageSet
+) -> None:
+    """A run may be a stranger's, with the module beside it."""
+    for name in ("own", "other"):
+        recipe = load_recipe("own.yaml").model_copy(update={"name": name})
+        train(recipe, digits, mine / name, options=RunOptions(device="cpu", quiet=True))
+    message = "uses mine: reading the run would execute that code. .* add --uses mine; in Python, first import mine"
+    assert isinstance(package.load_run(mine / "own")[2], package.BinaryConv2d)
+    del sys.modules["mine"]
+    (mine / "mine.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    with pytest.raises(CodeRefused, match=message):
+        package.load_run(mine / "own")
+    for command in (
+        "pack own -o own.unflip",
+        "push own ada/published --dry-run",
+        "report own -o own.html --baseline other",
+    ):
+        done = unflip(*command.split(), inside=mine)
+        assert done.code == 1
+        assert re.search(message, done.err)
+        assert "Traceback" not in done.err
+    assert not (mine / "executed").exists()
 
 
 def test_a_start_that_gets_a_custom_network_gets_its_module(mine: Path, unflip: Start) -> None:
@@ -158,7 +189,11 @@ def test_a_start_that_gets_a_custom_network_gets_its_module(mine: Path, unflip: 
     (mine / "own.yaml").write_text(
         yaml.safe_dump({**RECIPE, "start": "base.yaml", "allow_no_flips": True})
     )
-    for command in ("train own.yaml", "pack runs/base -o a.unflip", "pack runs/own -o b.unflip"):
+    for command in (
+        "train own.yaml",
+        "pack runs/base -o a.unflip --uses mine",
+        "pack runs/own -o b.unflip --uses mine",
+    ):
         done = unflip(*command.split(), inside=mine)
         assert done.code == 0, done.err
 

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,10 @@ from unflip.hints import Foreseen
 
 class ModuleMissing(Foreseen, ImportError):
     """A module that does not exist. Not a ValueError: pydantic would continue, and report every name it registers."""
+
+
+class CodeRefused(Foreseen, ImportError):
+    """Reading a run would execute the code of a module that nobody named. Not a ValueError, as above."""
 
 
 def use(name: str) -> ModuleType:
@@ -43,6 +48,24 @@ def use(name: str) -> ModuleType:
         ) from None
     except (ValueError, TypeError) as error:  # one line would not show where
         raise ImportError(f"module {name!r} fails when it is imported: {error}") from error
+
+
+def use_all(names: Iterable[str] | None) -> None:
+    """The modules of the option ``--uses``."""
+    for name in names or ():
+        use(name)
+
+
+def refuse_code(names: Iterable[str], run: str) -> None:
+    """Refuse modules that are not imported yet: anyone can write their names into a run, and importing one executes
+    its code."""
+    new = [name for name in names if name not in sys.modules]
+    if new:
+        options = " ".join(f"--uses {name}" for name in new)
+        raise CodeRefused(
+            f"{run} has a recipe that uses {', '.join(new)}: reading the run would execute that code. If you trust it, "
+            f"add {options}; in Python, first import {', '.join(new)}"
+        )
 
 
 def code_hash(name: str) -> str | None:

@@ -154,6 +154,7 @@ def custom_net(method="float", *, num_classes=10, in_channels=1):
 '''
 LOAD = """
 import json, unflip
+import custom_module
 model = unflip.load_run("out")
 print(json.dumps({
     "method": model[2].method.name,
@@ -165,7 +166,7 @@ print(json.dumps({
 def test_a_custom_network_and_method_in_another_process(
     tmp_path: Path, unflip: Callable[..., Any]
 ) -> None:
-    """The run names its module in ``uses``; the process that loads it has not imported it."""
+    """The run names its module in ``uses``; the process that loads it imports it itself."""
     (tmp_path / "custom_module.py").write_text(MODULE)
     recipe = {
         "uses": "custom_module",

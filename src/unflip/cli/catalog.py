@@ -13,7 +13,7 @@ import typer
 from unflip.cli.app import app, needs, print_table
 from unflip.cli.options import AsJson, Uses
 from unflip.tables import Table
-from unflip.uses import use
+from unflip.uses import use_all
 
 Name = Annotated[str | None, typer.Argument(help="Describe this one.")]
 
@@ -27,7 +27,7 @@ def list_methods(name: Name = None, uses: Uses = None) -> None:
     needs("listing methods", "torch")
     from unflip import methods
 
-    _use(uses)
+    use_all(uses)
     if name is not None:
         cls = methods.config_class(name)
         print(inspect.getdoc(inspect.getmodule(cls)))
@@ -45,7 +45,7 @@ def list_models(name: Name = None, uses: Uses = None) -> None:
     needs("listing models", "torch")
     from unflip import models
 
-    _use(uses)
+    use_all(uses)
     if name is not None:
         print(inspect.getdoc(models.builder(name)))
         print("\nOptions")
@@ -116,7 +116,7 @@ def cost(
     from unflip import models
     from unflip.cost import cost as count_cost
 
-    _use(uses)
+    use_all(uses)
     chosen: Any = {"name": method, **_pairs(option)} if option else method
     with torch.device("meta"):  # only shapes matter: nothing is allocated
         network = models.create(model, chosen, **_pairs(model_option))
@@ -125,11 +125,6 @@ def cost(
         print(json.dumps({"model": model, "method": method, **dataclasses.asdict(counted)}))
         return
     print_table(counted.table(f"{model}, {method}"))
-
-
-def _use(modules: list[str] | None) -> None:
-    for module in modules or []:
-        use(module)
 
 
 def _pairs(texts: list[str] | None) -> dict[str, Any]:

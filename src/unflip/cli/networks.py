@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unflip.cli.app import app, needs, print_table
-from unflip.cli.options import AsJson
+from unflip.cli.options import AsJson, Uses
 from unflip.hints import known
 from unflip.tables import Table
 
@@ -86,6 +86,7 @@ def push(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only write the folder; upload nothing.")
     ] = False,
+    uses: Uses = None,
 ) -> None:
     """Publish a trained network on the Hugging Face Hub.
 
@@ -97,7 +98,9 @@ def push(
     from unflip.networks import hub
     from unflip.publish import publish
     from unflip.runs import Run
+    from unflip.uses import use_all
 
+    use_all(uses)
     place = hub.parse(repository)
     if place.revision:
         raise ValueError(f"{repository}: 'unflip push' writes to the main branch; leave out @...")

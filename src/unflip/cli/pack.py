@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from unflip.cli.app import app, needs
-from unflip.cli.options import MaxMemory, MaxWork, Packed
+from unflip.cli.options import MaxMemory, MaxWork, Packed, Uses
 
 
 @app.command(epilog="Example: unflip pack runs/digits-dorefa -o digits.unflip")
 def pack(
     run: Annotated[Path, typer.Argument(help="A run: its folder, or one of its seed-N folders.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    uses: Uses = None,
 ) -> None:
     """Pack a trained network into one file.
 
@@ -24,7 +25,9 @@ def pack(
     from unflip.packing.images import pack_for
     from unflip.runs import Run
     from unflip.runs.load import model_of
+    from unflip.uses import use_all
 
+    use_all(uses)
     chosen = Run.only_one(run)
     size = pack_for(chosen.inputs, model_of(chosen), out)
     print(f"{out}: {size:,} bytes ({8 * size / 1e6:.3f} Mbit), from {chosen}")

@@ -223,10 +223,9 @@ def evaluate(
     The test images run through the native kernels, as they do on a device. The file says how pixels are normalized.
     """
     from unflip.data import load as load_images
-    from unflip.uses import use
+    from unflip.uses import use_all
 
-    for module in uses or ():
-        use(module)
+    use_all(uses)
     network = _classifier(model, threads, max_memory, max_work)
     if dataset == "images" and size is None:
         size = network.input_shape[-1]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unflip.cli.app import app, needs
+from unflip.cli.options import Uses
 
 
 @app.command(epilog="Example: unflip report runs/ablation -o report.html")
@@ -34,6 +35,7 @@ def report(
             help="Keep the changed signs in each run's folder, for reports without its checkpoints.",
         ),
     ] = False,
+    uses: Uses = None,
 ) -> None:
     """Write studies and runs as one HTML page.
 
@@ -41,7 +43,9 @@ def report(
     """
     needs("a report", "yaml")
     from unflip.report import report_data, write_report
+    from unflip.uses import use_all
 
+    use_all(uses)
     data = report_data(
         sources,
         baseline=baseline,

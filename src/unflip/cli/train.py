@@ -126,7 +126,8 @@ def train(
         print_table(_results(loaded.name, results, folder))
         if is_fitted(recipe, overrides):
             chosen = folder if seeds == 1 else folder / "seed-0"
-            print(f"Next: unflip pack {shlex.quote(str(chosen))} -o {loaded.name}.unflip")
+            modules = "".join(f" --uses {module}" for module in loaded.uses)
+            print(f"Next: unflip pack {shlex.quote(str(chosen))} -o {loaded.name}.unflip{modules}")
 
 
 def _fitted(

@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -21,7 +22,7 @@ from pydantic import (
 from unflip import data
 from unflip.data.registry import in_words
 from unflip.hints import known
-from unflip.uses import use
+from unflip.uses import refuse_code, use_all
 
 if TYPE_CHECKING:
     from unflip.methods import Method
@@ -233,16 +234,17 @@ class Recipe(_Part):
 
     @field_validator("uses")
     @classmethod
-    def _import(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for module in value:
-            use(module)
+    def _import(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """``info.context`` is the run that the recipe is from, if it may be a stranger's."""
+        if info.context is not None:
+            refuse_code(value, str(info.context))
+        use_all(value)
         return value
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Another process, which gets the recipe pickled, has not imported its modules yet."""
         super().__setstate__(state)
-        for module in self.uses:
-            use(module)
+        use_all(self.uses)
 
     @model_serializer(mode="wrap")
     def _without_empty_fields(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def load_run(folder: str | os.PathLike[str], seed: int = 0) -> nn.Module:
     """The network of a run with its trained weights, in evaluation mode, on the CPU.
 
     ``folder`` is a run's folder, or the folder that holds the seeds of a recipe (``runs/NAME`` with seed-0, seed-1,
-    ...). A run that is not finished gives the weights of its last checkpoint.
+    ...). A run that is not finished gives the weights of its last checkpoint. If its recipe ``uses`` modules, import
+    them first: this function does not, because the run may be from a stranger.
     """
     run = Run.find(folder, seed)
     others = [] if run.exists else [str(other.seed) for other in Run.seeds_of(folder)]
@@ -28,9 +29,10 @@ def load_run(folder: str | os.PathLike[str], seed: int = 0) -> nn.Module:
     return model_of(run)
 
 
-def model_of(run: Run, checkpoint: Checkpoint | None = None) -> nn.Module:
-    """The network of a run at a checkpoint (None: its last one), in evaluation mode."""
-    recipe = Recipe.model_validate(run.recipe)
+def model_of(run: Run, checkpoint: Checkpoint | None = None, *, trusted: bool = False) -> nn.Module:
+    """The network of a run at a checkpoint (None: its last one), in evaluation mode. Only if it is ``trusted``, modules
+    that its recipe uses are imported here."""
+    recipe = Recipe.model_validate(run.recipe, context=None if trusted else run)
     model = build_model(recipe, run.inputs, seed=run.seed)
     tensors = model_state((checkpoint or run.load_checkpoint()).tensors)
     try:

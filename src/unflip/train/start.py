@@ -76,7 +76,10 @@ class Preparation:
                 f"{self.job.recipe.name} starts from, but start is {self.start}, which is not a run: give --start a "
                 "finished run"
             )
-        recipe, baseline = Recipe.model_validate(self.start.recipe), model_of(self.start)
+        recipe, baseline = (
+            Recipe.model_validate(self.start.recipe),
+            model_of(self.start, trusted=True),
+        )
         models = train_branches(
             baseline.to(self.device),
             recipe,

@@ -127,5 +127,5 @@ def load_teacher(
         )
     half = in_half(recipe, device)
     if fits_in_table(source, half, recipe.epochs):
-        return TableTeacher(model_of(run), source, device, half)
-    return NetworkTeacher(model_of(run), device, half)
+        return TableTeacher(model_of(run, trusted=True), source, device, half)
+    return NetworkTeacher(model_of(run, trusted=True), device, half)
