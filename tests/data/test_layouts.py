@@ -280,13 +280,45 @@ def test_parquet_of_another_kind_is_refused_by_name(tmp_path):
         open_any(tmp_path)
 
 
-def repeated(folder: Path, image: dict[str, Any], rows: int) -> Path:
-    """A small Parquet file: its dictionary holds one image, which every row repeats."""
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize(
+    "kinds", ["binary string", "large_binary large_string", "binary_view string_view"]
+)
+def test_parquet_files_of_other_writers(tmp_path, kinds, encoding):
+    """Writers of Parquet's second version encode text as differences."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data, text = (getattr(pa, kind)() for kind in kinds.split())
+    images = [{"bytes": bytes([i] * 9), "path": f"{i}.jpg"} for i in range(7)]
+    kind = pa.struct([("bytes", data), ("path", text)])
+    schema = pa.schema([("image", kind), ("label", pa.int64())])
+    options = {"use_dictionary": False, "column_encoding": {"image.path": encoding}}
+    with parquet.ParquetWriter(tmp_path / "train.parquet", schema, **options) as file:
+        for part in (images[:4], images[4:]):
+            file.write_table(pa.table([pa.array(part, kind), [0] * len(part)], schema=schema))
+    rows = Rows([tmp_path / "train.parquet"])
+    assert rows.names == [image["path"] for image in images]
+    read = rows.read_block(0)[1] + rows.read_block(4)[1]
+    assert read == [image["bytes"] for image in images]
+
+
+def test_a_parquet_file_with_a_name_that_is_not_text_is_named(tmp_path):
+    path = repeated(tmp_path, {"bytes": b"x", "path": "aaaaaaaa.jpg"}, 1)
+    path.write_bytes(path.read_bytes().replace(b"aaaaaaaa", b"\xff" * 8))
+    with pytest.raises(DataError, match=r"train-00000\.parquet cannot be read .*'utf-8' codec"):
+        Rows([path])
+
+
+DELTA = {"use_dictionary": False, "column_encoding": {"image.path": "DELTA_BYTE_ARRAY"}}
+
+
+def repeated(folder: Path, image: dict[str, Any], rows: int, **options: Any) -> Path:
+    """A small Parquet file: its dictionary, or its first name, is repeated by every row."""
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     table = pa.table({"image": pa.array([image] * rows, kind), "label": [0] * rows})
-    parquet.write_table(table, folder / "train-00000.parquet")
+    parquet.write_table(table, folder / "train-00000.parquet", **options)
     return folder / "train-00000.parquet"
 
 
@@ -313,8 +345,9 @@ def test_a_parquet_dictionary_cannot_repeat_an_image_past_the_limit(tmp_path, mo
             rows.read_block(0)
 
 
-def test_a_parquet_dictionary_cannot_repeat_a_long_name(tmp_path):
-    path = repeated(tmp_path, {"bytes": b"x", "path": "a" * 10_000}, 500)
+@pytest.mark.parametrize("options", [{}, DELTA])
+def test_a_parquet_file_cannot_repeat_a_long_name(tmp_path, options):
+    path = repeated(tmp_path, {"bytes": b"x", "path": "a" * 10_000}, 500, **options)
     with (
         arrow_memory(500_000),
         pytest.raises(DataError, match="has an image name of 10,000 bytes; at most 4,096"),

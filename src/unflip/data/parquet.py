@@ -133,7 +133,7 @@ def _opened(path: Path, indexed: list[str] | None = None) -> Iterator[Any]:
     try:
         with ParquetFile(path, read_dictionary=indexed) as file:
             yield file
-    except (ArrowException, OSError, KeyError) as error:
+    except (ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read as Parquet with {COLUMNS}: {error}. Download it again."
         ) from error
@@ -163,8 +163,10 @@ def _blocks(path: Path) -> Iterator[tuple[int, int, Labels, list[str]]]:
     """Number, bytes, labels and names of each block; the images themselves are not read."""
     with _opened(path) as file:
         _check_columns(path, file.schema_arrow)
-    # Names are read as numbers of a dictionary: it may repeat a long one in every row.
-    with _opened(path, ["image.path"]) as file:
+        one_by_one = _has_delta_names(file)
+    # Names are read as numbers of a dictionary, because a small file may repeat a long one in every row.
+    with _opened(path, None if one_by_one else ["image.path"]) as file:
+        at_once = 1 if one_by_one else ROWS_AT_ONCE
         first, bytes_on_disk = 0, path.stat().st_size
         for group in range(file.num_row_groups):
             size = file.metadata.row_group(group).total_byte_size
@@ -173,7 +175,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, int, Labels, list[str]]]:
             labels: list[Labels] = [np.zeros(0, np.int64)]
             names: list[str] = []
             columns = ["label", "image.path"]
-            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=columns):
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=columns):
                 labels.append(_labels(path, batch.column("label")))
                 found = _names(path, batch.column("image"))
                 names += [name or f"row-{first + row:08d}" for row, name in enumerate(found)]
@@ -186,6 +188,17 @@ def _blocks(path: Path) -> Iterator[tuple[int, int, Labels, list[str]]]:
             yield group, size, np.concatenate(labels), names
 
 
+def _has_delta_names(file: Any) -> bool:
+    """Whether names are encoded as differences: Arrow cannot read these as numbers of a dictionary."""
+    groups = (file.metadata.row_group(group) for group in range(file.num_row_groups))
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    return any(
+        column.path_in_schema == "image.path"
+        and any(encoding.startswith("DELTA") for encoding in column.encodings)
+        for column in columns
+    )
+
+
 def _labels(path: Path, column: Any) -> Labels:
     if column.null_count:
         raise DataError(f"{path} has an image without label. Remove the row.")
@@ -196,13 +209,14 @@ def _names(path: Path, column: Any) -> list[str | None]:
     from pyarrow import DictionaryArray, compute
 
     paths = column.field("path")
-    if isinstance(paths, DictionaryArray):  # otherwise all are null
-        longest = compute.max(compute.binary_length(paths.dictionary)).as_py() or 0
-        if longest > LONGEST_NAME:
-            raise DataError(
-                f"{path} has an image name of {longest:,} bytes; at most {LONGEST_NAME:,} are supported. Shorten "
-                "image.path."
-            )
+    texts = paths.dictionary if isinstance(paths, DictionaryArray) else paths
+    lengths = compute.binary_length(texts.cast("large_binary"))  # views have no lengths
+    longest = compute.max(lengths).as_py() or 0
+    if longest > LONGEST_NAME:
+        raise DataError(
+            f"{path} has an image name of {longest:,} bytes; at most {LONGEST_NAME:,} are supported. Shorten "
+            "image.path."
+        )
     return [(image or {}).get("path") for image in column.to_pylist()]
 
 
@@ -210,10 +224,10 @@ def _check_columns(path: Path, schema: Any) -> None:
     from pyarrow.types import is_integer, is_null, is_struct
 
     def is_bytes(kind: Any) -> bool:
-        return str(kind) in ("binary", "large_binary")
+        return str(kind) in ("binary", "large_binary", "binary_view")
 
     def is_text(kind: Any) -> bool:
-        return str(kind) in ("string", "large_string")
+        return str(kind) in ("string", "large_string", "string_view")
 
     there = {field.name: field.type for field in schema}
     image, label = there.get("image"), there.get("label")
