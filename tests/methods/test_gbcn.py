@@ -199,7 +199,8 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(at: tuple[int, int]) -
 
 def test_options_are_checked_and_lns_refuses() -> None:
     for options, words in (
-        ({"population": 1}, "gbcn: population=1 should be 2 or more"),
+        ({"population": 1}, "gbcn: population=1 should be from 2 to 1000"),
+        ({"population": 10**9}, "gbcn: population=1000000000 should be from 2 to 1000"),
         ({"mutation": 1.5}, "gbcn: mutation=1.5 should be a probability"),
         ({"pressure": -1.0}, "gbcn: pressure=-1.0 should be >= 0"),
         ({"seed": -1}, "gbcn: seed=-1 should be from 0"),

@@ -374,6 +374,7 @@ def test_reactnets_order_is_conv_bn_add_rprelu() -> None:
         ),
         ("resnet20", {"order": "bn"}, "resnet20: order='bn' is not one of 'conv-prelu-bn'"),
         ("resnet20", {"width": 0}, "resnet20: width=0 should be a whole number >= 1"),
+        ("resnet20", {"width": True}, "resnet20: width=True should be a whole number >= 1"),
         ("resnet18", {"variant": "Bireal"}, "resnet18: variant='Bireal' is not one of 'plain'"),
         ("resnet18", {"downsample": "1x1"}, "downsample='1x1' is not one of 'float', 'binary'"),
         ("resnet18", {"activation": "gelu"}, "activation='gelu' is not one of 'relu', 'hardtanh'"),

@@ -40,6 +40,7 @@ from unflip.methods.registry import register
 from unflip.ste import sign
 
 GRADIENT_SHARE = 0.01  # the weight of one step in the running average ḡ
+MOST_PATTERNS = 1000  # of a filter; each takes a byte per weight
 
 
 class GeneticSign(ClippedFilterMeanSign):
@@ -152,8 +153,10 @@ class GBCN(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.population < 2:
-            raise ValueError(f"gbcn: population={self.population} should be 2 or more")
+        if not 2 <= self.population <= MOST_PATTERNS:
+            raise ValueError(
+                f"gbcn: population={self.population} should be from 2 to {MOST_PATTERNS}"
+            )
         if not 0 <= self.mutation <= 1:
             raise ValueError(f"gbcn: mutation={self.mutation} should be a probability, 0 to 1")
         if not self.pressure >= 0:

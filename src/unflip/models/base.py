@@ -128,7 +128,7 @@ def check_options(model: str, **options: tuple[object, Any]) -> None:
 
 def check_sizes(model: str, **sizes: int) -> None:
     for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{model}: {name}={value!r} should be a whole number >= 1")
 
 
