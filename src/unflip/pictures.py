@@ -11,7 +11,7 @@ import os
 import warnings
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -46,28 +46,40 @@ def read_picture(path: str | os.PathLike[str], mode: str) -> Image:
 
     16-bit gray is scaled to 8 bits. Pillow would clip it instead, which turns most pixels white.
     """
+    name = os.fspath(path)
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{name} is a folder; give the images in it")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"the image {name} does not exist")
+    if not os.path.isfile(path):
+        raise OSError(f"{name} is not an ordinary file")
+    with open(path, "rb") as file:
+        return _decoded(file, mode, name, name)
+
+
+def _decoded(file: IO[bytes], mode: str, name: str, shown: str) -> Image:
+    """Whatever is wrong with the image becomes a PixelError. ``shown`` is its name if its format is not known."""
     from PIL import Image, UnidentifiedImageError
 
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"{os.fspath(path)} is a folder; give the images in it")
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"the image {os.fspath(path)} does not exist")
-    if not os.path.isfile(path):
-        raise OSError(f"{os.fspath(path)} is not an ordinary file")
     try:
-        file = _open(path)
+        with _open(file) as image:
+            return _upright(image, mode, name)
+    except (PixelError, MemoryError):  # a lack of memory is not the image's fault
+        raise
     except UnidentifiedImageError as error:
-        raise _unknown(os.fspath(path)) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PixelError(
-            f"{os.fspath(path)} has too many pixels: {error}; make it smaller"
+            f"{shown} is not an image of a known format ({', '.join(FORMATS)}); repair, convert or remove it"
         ) from error
-    with file:
-        return _upright(file, mode, os.fspath(path))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise PixelError(f"{name} has too many pixels: {error}; make it smaller") from error
+    except Exception as error:  # a damaged file can raise nearly anything from a decoder
+        raise PixelError(
+            f"{name} cannot be decoded as an image: {error}; repair or remove it"
+        ) from error
 
 
-def _open(source: str | os.PathLike[str] | io.BytesIO) -> ImageFile:
-    """A path or a file. Too many pixels are an error: Pillow only warns up to twice its limit."""
+def _open(source: IO[bytes]) -> ImageFile:
+    """Too many pixels are an error: Pillow only warns up to twice its limit."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -80,19 +92,7 @@ def decode_rgb(data: bytes, name: str) -> Image:
 
     The bytes tell the format, not the name: a PNG file called .JPEG is decoded too.
     """
-    from PIL import UnidentifiedImageError
-
-    try:
-        with _open(io.BytesIO(data)) as file:
-            return _upright(file, "RGB", name)
-    except (PixelError, MemoryError):  # a lack of memory is not the image's fault
-        raise
-    except UnidentifiedImageError as error:
-        raise _unknown(f"{name} ({len(data):,} bytes)") from error
-    except Exception as error:  # a damaged file can raise nearly anything from a decoder
-        raise PixelError(
-            f"{name} cannot be decoded as an image: {error}; repair or remove it"
-        ) from error
+    return _decoded(io.BytesIO(data), "RGB", name, f"{name} ({len(data):,} bytes)")
 
 
 def decode_pixels(data: bytes, name: str) -> npt.NDArray[np.uint8]:
@@ -165,12 +165,6 @@ def _is_ordinary_frame(frame: bytes) -> bool:
     if not 0 < max(width, height) <= MOST_RATIO * min(width, height):
         return False
     return Image.MAX_IMAGE_PIXELS is None or width * height <= Image.MAX_IMAGE_PIXELS
-
-
-def _unknown(name: str) -> PixelError:
-    return PixelError(
-        f"{name} is not an image of a known format ({', '.join(FORMATS)}); repair, convert or remove it"
-    )
 
 
 def _upright(file: Image, mode: str, name: str) -> Image:

@@ -120,7 +120,7 @@ def test_size_must_be_positive(tree: Path) -> None:
 def test_a_damaged_image_is_named(tree: Path, cut: int) -> None:
     path = tree / "train/dog/2.png"
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(DataError, match=r"train/dog/2\.png (cannot be read as|is not) an image"):
+    with pytest.raises(DataError, match=r"train/dog/2\.png (cannot be decoded as|is not) an image"):
         load_folder(tree)
 
 
