@@ -6,6 +6,7 @@ One file of more than 400 lines, because all commands are tested with the same r
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -96,6 +97,18 @@ def test_a_wrong_use_names_the_help_of_its_command(unflip: Start) -> None:
     assert shown.err == "unflip: Missing argument 'images'.\nTry 'unflip predict --help'.\n"
     assert "Try 'unflip study ablation --help'." in unflip("study", "ablation", "--nothing").err
     assert "Try 'unflip --help'." in unflip("nothing").err
+
+
+def test_an_encoding_without_our_letters_is_no_error() -> None:
+    """Windows writes to files and pipes in an encoding of 256 letters."""
+    done = subprocess.run(
+        [sys.executable, "-m", "unflip", "networks"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "cp1252"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"\\u2500" in done.stdout
 
 
 def test_methods_lists_them_all(unflip: Start) -> None:

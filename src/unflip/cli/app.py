@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -56,6 +57,9 @@ def _without_a_command(
 
 def run() -> None:
     """Run the command. Errors we foresee are one line, without a traceback."""
+    # As Python does for stderr: files on Windows have an encoding of few letters.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False) or 0
     except typer.Exit as stop:
