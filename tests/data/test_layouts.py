@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unflip.data.describe import rows
 from unflip.data.errors import DataError
 from unflip.data.parquet import Rows
 from unflip.data.store import open_any, open_store
@@ -99,6 +100,15 @@ def test_two_classes_with_one_name_stay_apart(write):
         "n01440764 crane\nn02102040 crane\nn03028079 maillot, tank suit\n"
     )
     assert open_store(root).classes == ("crane (n01440764)", "crane (n02102040)", "maillot")
+
+
+def test_classes_are_shown_without_letters_that_turn_text(write):
+    root = write("folders")
+    lines = (root / "LOC_synset_mapping.txt").read_text()
+    (root / "LOC_synset_mapping.txt").write_text(lines.replace("tench,", "ten\u202ech,"))
+    shown = [text for _, text in rows(open_store(root))]
+    assert any(r"ten\u202ech" in text for text in shown)
+    assert all(text.isprintable() for text in shown)
 
 
 def test_classes_that_a_pack_cannot_hold_are_refused(write, samples):

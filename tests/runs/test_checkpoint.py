@@ -54,6 +54,19 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         assert found.tensors[name].numpy().tobytes() == tensor.detach().numpy().tobytes()
 
 
+def test_a_damaged_checkpoint_prints_no_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for epoch in (1, 2):
+        checkpoints.save(tmp_path, made(epoch))
+    path = tmp_path / f"{checkpoints._stem(2, 0)}.json"
+    path.write_text(json.dumps({"sha256": "\x1b[2J\u202e\x1b]0;title"}))
+    assert checkpoints.load_usable(tmp_path).epoch == 1
+    shown = capsys.readouterr().out
+    assert r"not \x1b[2J\u202e" in shown
+    assert shown.replace("\n", "").isprintable()
+
+
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
     assert checkpoints.load_latest(tmp_path) == (None, [])
     assert checkpoints.load_latest(tmp_path / "nowhere") == (None, [])

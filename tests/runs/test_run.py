@@ -18,6 +18,7 @@ from unflip.cli.train import runs
 from unflip.data import InputSpec
 from unflip.report import report_data
 from unflip.runs import DamagedFile, Outcome, Run, RunError
+from unflip.runs.run import differences
 from unflip.study.compare import compare
 from unflip.study.runner import run_study
 from unflip.train import RunOptions
@@ -344,6 +345,10 @@ def test_reading_needs_no_torch(study: Path) -> None:
     assert found["classes"] == [list("0123456789")] * 2
     assert found["images"][0].startswith("10: 0, 1, 2")
     assert found["arms"] == ["base", "tuned"]
+
+
+def test_the_names_of_other_fields_are_printable() -> None:
+    assert differences({"\x1b[2J": 1}, {}) == [r"\x1b[2J is 1 there and None here"]
 
 
 def test_the_list_of_runs_prints_no_control_characters(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unflip.cli.app import app, print_table
+from unflip.printable import printable
 from unflip.tables import Table
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _print_packed(pack: Pack, before: bool) -> None:
     if pack.header.skipped:
         print(f"skipped as damaged: {pack.header.skipped:,}")
         for name in pack.header.skipped_names:
-            print(f"  {name}")
+            print(f"  {printable(name)}")
         if pack.header.skipped > len(pack.header.skipped_names):
             print("  …")
 
@@ -123,7 +124,7 @@ def show_data(
     from unflip.data.store import open_any
 
     store = open_any(path)
-    print_table(Table(("image set", str(path)), rows(store)))
+    print_table(Table(("image set", printable(str(path))), rows(store)))
     if verify:
         _verify(store, workers or _cores())
 

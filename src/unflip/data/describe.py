@@ -41,7 +41,7 @@ def rows(store: Store) -> list[Row]:
         found += _made(store.header)
     if others := ignored(store):
         found.append(("ignored", others))
-    return [*found, *((f"fingerprint of {name}", text) for name, text in store.fingerprint.items())]
+    return [*found, *((f"fingerprint of {k}", printable(v)) for k, v in store.fingerprint.items())]
 
 
 def ignored(store: Store) -> str:
@@ -98,7 +98,7 @@ def _classes(store: Store) -> str:
     pairs = list(zip(store.keys, store.classes, strict=True))[:SHOWN]
     shown = ", ".join(key if key == name else f"{name} ({key})" for key, name in pairs)
     more = ", …" if len(store.keys) > SHOWN else ""
-    return f"{len(store.keys):,}: {shown}{more}"
+    return f"{len(store.keys):,}: {printable(shown)}{more}"
 
 
 def _per_class(labels: Numbers, classes: int) -> str:
@@ -123,4 +123,4 @@ def _made(header: Header) -> list[Row]:
         names = ", ".join(header.skipped_names)
         more = ", …" if header.skipped > len(header.skipped_names) else ""
         found.append(("skipped as damaged", f"{header.skipped:,}: {names}{more}"))
-    return found
+    return [(field, printable(text)) for field, text in found]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unflip.printable import printable
 from unflip.runs.files import RunError, read_json, write_atomically
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def load_at(folder: Path, epoch: int, step: int) -> Checkpoint:
         RecursionError,
         safetensors.SafetensorError,
     ) as error:
-        raise DamagedCheckpoint(f"{path.with_suffix('')} is damaged: {error}") from error
+        problem = printable(str(error))  # it may quote the file
+        raise DamagedCheckpoint(f"{path.with_suffix('')} is damaged: {problem}") from error
 
 
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from unflip import __version__
 from unflip.data.registry import in_words
+from unflip.printable import printable
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.files import DamagedFile, RunError, read_json, write_json
 from unflip.runs.run import Run
@@ -88,7 +89,7 @@ def note_version(run: Run) -> str | None:
     if not before or before[-1] == now:
         return None
     write_json(run.folder / NAME, {**saved, "versions": [*before, now]})
-    return None if before[-1]["commit"] == now["commit"] else str(before[-1]["commit"])
+    return None if before[-1]["commit"] == now["commit"] else printable(str(before[-1]["commit"]))
 
 
 def note_threads(run: Run, threads: int | None) -> int | None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from unflip.data.spec import InputSpec
 from unflip.disk import try_lock
+from unflip.printable import printable
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.checkpoint import Checkpoint
 from unflip.runs.files import (
@@ -332,7 +333,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
     for key in sorted(old.keys() | new.keys()):
         if key in ("about", "expected"):  # they do not change how a network is trained
             continue
-        a, b, here = old.get(key), new.get(key), f"{path}{key}"
+        a, b, here = old.get(key), new.get(key), f"{path}{printable(key)}"
         if isinstance(a, dict) and isinstance(b, dict):
             lines += differences(a, b, f"{here}.")
         elif a != b:
