@@ -226,13 +226,20 @@ def test_a_run_with_a_damaged_line_resumes_and_names_the_epoch_that_is_lost(
     assert [found["epoch"] for found in read_metrics(path)] == [2]
 
 
-def test_a_result_without_a_number_is_damaged(run: Path) -> None:
+@pytest.mark.parametrize(
+    ("accuracy", "problem"),
+    [
+        ("null", "its accuracy is None, not a number"),
+        ("NaN", "it holds NaN, which is not JSON"),
+        ("1e999", "its accuracy is inf, not a number"),
+    ],
+)
+def test_a_result_without_a_number_is_damaged(run: Path, accuracy: str, problem: str) -> None:
     folder = run / "seed-0"
     path = folder / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": None}))
-    with pytest.raises(
-        ValueError, match=r"damaged: its accuracy is None, not a number\. Delete it"
-    ):
+    text = json.dumps({**json.loads(path.read_text()), "accuracy": "ACCURACY"})
+    path.write_text(text.replace('"ACCURACY"', accuracy))
+    with pytest.raises(ValueError, match=rf"damaged: {problem}\. Delete it"):
         _ = Run(folder).outcome
     assert [found.state for found in Run.below(run)] == ["damaged"]
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import unflip as package
 from unflip.data import ImageSet
+from unflip.recipes import RecipeError
 from unflip.runs import Run
 from unflip.runs import checkpoint as checkpoints
 from unflip.runs.load import load_run, model_of, model_state
@@ -187,6 +188,15 @@ def test_a_custom_network_and_method_in_another_process(
     assert found["method"] == "custom_sign"
     expected = weights_at(tmp_path / "out" / "seed-0", 1)
     assert found["weights"] == {key: value.tolist() for key, value in expected.items()}
+
+
+def test_a_recipe_that_is_wrong_is_named(runs: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs / "digits-dorefa" / "seed-0", tmp_path / "seed-0"))
+    path = folder / "recipe.json"
+    path.write_text(path.read_text().replace('"batch_size": 64', '"batch_size": "many"'))
+    message = r"recipe of .*seed-0: batch_size: Input should be a valid integer.*'many'"
+    with pytest.raises(RecipeError, match=message):
+        load_run(folder)
 
 
 def test_a_checkpoint_that_does_not_fit_is_named(runs: Path, tmp_path: Path) -> None:

@@ -44,10 +44,16 @@ def load_recipe(source: str | Path, overrides: Sequence[str] | None = None) -> R
 
 
 def _checked(source: str | Path, overrides: Sequence[str]) -> Recipe:
+    return checked(read_values(source, overrides), str(source))
+
+
+def checked(values: dict[str, Any], source: str, run: object = None) -> Recipe:
+    """The recipe of these values; ``source`` names them in messages. ``run``: the run that they are from, if it may be
+    a stranger's. Then no module is imported that the recipe uses."""
     try:
-        return Recipe.model_validate(read_values(source, overrides))
+        return Recipe.model_validate(values, context=run)
     except ValidationError as error:
-        raise RecipeError(_explain(str(source), error)) from None
+        raise RecipeError(_explain(source, error)) from None
 
 
 def _expecting(recipe: Recipe, original: Recipe) -> Recipe:

@@ -49,7 +49,7 @@ class DamagedFile(ValueError):
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """The object in a file. Without one of ``keys`` the file is damaged too."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         if not isinstance(values, dict):
             raise ValueError(f"it holds {type(values).__name__}, not an object")
         missing = [key for key in keys if key not in values]
@@ -63,11 +63,15 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     return values
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}, which is not JSON")
+
+
 def _is_number(value: object) -> bool:
-    """A whole number may have more digits than a float can hold."""
+    """Not NaN or infinity, which are written as null. A whole number may have more digits than a float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return isinstance(value, float) or value.bit_length() <= MOST_BITS
+    return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= MOST_BITS
 
 
 def write_json(path: Path, values: object) -> None:

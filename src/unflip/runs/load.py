@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from unflip.recipes.build import build_model
-from unflip.recipes.schema import Recipe
+from unflip.recipes.load import checked
 from unflip.runs.checkpoint import Checkpoint
 from unflip.runs.run import Run
 
@@ -32,7 +32,7 @@ def load_run(folder: str | os.PathLike[str], seed: int = 0) -> nn.Module:
 def model_of(run: Run, checkpoint: Checkpoint | None = None, *, trusted: bool = False) -> nn.Module:
     """The network of a run at a checkpoint (None: its last one), in evaluation mode. Only if it is ``trusted``, modules
     that its recipe uses are imported here."""
-    recipe = Recipe.model_validate(run.recipe, context=None if trusted else run)
+    recipe = checked(run.recipe, f"of {run}", None if trusted else run)
     model = build_model(recipe, run.inputs, seed=run.seed)
     tensors = model_state((checkpoint or run.load_checkpoint()).tensors)
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unflip.recipes.load import load_recipe, read_values
+from unflip.recipes.load import checked, load_recipe, read_values
 from unflip.recipes.schema import Recipe
 from unflip.runs.run import Run
 from unflip.study.arm import Arm, Draft, make_arms, options
@@ -182,7 +182,7 @@ def _given(arm: Arm, folder: Path, seeds: int, least: int) -> Arm:
 
 def _as_trained(arm: Arm, run: Run) -> Arm:
     """The arm with the recipe of its runs: its own recipe was not trained."""
-    recipe = Recipe.model_validate(run.recipe).model_copy(update={"name": arm.recipe.name})
+    recipe = checked(run.recipe, f"of {run}").model_copy(update={"name": arm.recipe.name})
     return replace(arm, recipe=recipe, trained_otherwise=True)
 
 

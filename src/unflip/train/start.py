@@ -18,6 +18,7 @@ from unflip.binarize import load_twin
 from unflip.data import Dataset
 from unflip.data.source import closing, mix
 from unflip.kernels import prediction_kernels
+from unflip.recipes.load import checked
 from unflip.recipes.schema import MAKE_WEIGHTS, WEIGHTS, Recipe, Schedule, is_weights
 from unflip.runs import provenance
 from unflip.runs.load import model_of, model_state
@@ -76,10 +77,8 @@ class Preparation:
                 f"{self.job.recipe.name} starts from, but start is {self.start}, which is not a run: give --start a "
                 "finished run"
             )
-        recipe, baseline = (
-            Recipe.model_validate(self.start.recipe),
-            model_of(self.start, trusted=True),
-        )
+        recipe = checked(self.start.recipe, f"of {self.start}")
+        baseline = model_of(self.start, trusted=True)
         models = train_branches(
             baseline.to(self.device),
             recipe,
@@ -185,7 +184,7 @@ def _refuse_other_start(recipe: Recipe, run: Run, data: Dataset) -> None:
             f"recipe {recipe.name} has data {differ[1]}; the run it starts from in {run} has {differ[0]}, and may have "
             "seen images that are held out here. Start from a run on the same data"
         )
-    there = Recipe.model_validate(run.recipe)
+    there = checked(run.recipe, f"of {run}")
     refuse_other_network(recipe, there, f"the run it starts from in {run}")
 
 
