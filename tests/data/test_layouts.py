@@ -87,6 +87,9 @@ def test_kaggles_imagenet_is_found_with_the_labels_of_its_table(tmp_path, write,
     root = tmp_path / "kaggle"
     with pytest.raises(DataError, match=r"val has no class folders.*LOC_val_solution.csv into"):
         open_store(root)
+    (root / "LOC_val_solution.csv").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"LOC_val_solution.csv is not a table: 'utf-8' codec"):
+        open_store(root)
     (root / "LOC_val_solution.csv").write_text("".join(lines))
     store = open_store(root)
     assert store.test.labels.tolist() == [0, 0, 1, 1, 2, 2]

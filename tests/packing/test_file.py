@@ -1,5 +1,6 @@
 """The container: what is written is read, and what was damaged is refused."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -103,3 +104,21 @@ def test_numbers_are_numbers():
     with pytest.raises(ValueError, match="Out of range float"):
         to_bytes(Packed({**GRAPH, "output": float("nan")}, {}))
     assert json.loads(json.dumps(GRAPH)) == GRAPH
+
+
+@pytest.mark.parametrize("problem", ["full disk", "no folder", "file as folder"])
+def test_a_file_that_cannot_be_written_is_named(problem, tmp_path, monkeypatch):
+    """By the name that was given, not by that of the temporary file."""
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "a.unflip"
+    if problem == "full disk":
+        monkeypatch.setattr("unflip.packing.file.open_new", full)
+    else:
+        path = tmp_path / "folder" / "a.unflip"
+    if problem == "file as folder":
+        path.parent.write_text("")
+    with pytest.raises(OSError, match=r"/a\.unflip('$| cannot be written: there is no folder)"):
+        write_whole(path, b"data")

@@ -139,7 +139,7 @@ def _solved_part(part: Path, solution: Path, keys: tuple[str, ...]) -> FolderPar
     try:
         with solution.open(newline="", encoding="utf-8") as file:
             answers = {row[0]: row[1].split() for row in csv.reader(file) if len(row) == 2}
-    except csv.Error as error:
+    except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{solution} is not a table: {error}") from None
     listing: Listing = []
     images, ignored = images_and_others(part)
