@@ -385,6 +385,25 @@ def test_dropout_draws_the_same_when_resumed_and_beside_other_seeds(
         same_run(together / seed, tmp_path / "alone" / seed, weights_hash)
 
 
+@pytest.mark.parametrize("method", ["stompp", "{name: binaryconnect, stochastic: true}"])
+def test_binarizers_draw_the_same_when_resumed_and_beside_other_seeds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    digits: ImageSet,
+    weights_hash: Hash,
+    method: str,
+) -> None:
+    recipe = load_recipe("digits-dorefa", [*OVERRIDES, f"method={method}"])
+    for seed in (0, 1):
+        run(recipe, digits, tmp_path / "alone", seeds=[seed], quiet=True)
+    together = tmp_path / "together"
+    again = lambda: run(recipe, digits, together, seeds=[0, 1], quiet=True)  # noqa: E731
+    interrupt(monkeypatch, STEPS + 2, signal.SIGINT, again)
+    again()
+    for seed in ("seed-0", "seed-1"):
+        same_run(together / seed, tmp_path / "alone" / seed, weights_hash)
+
+
 # Several seeds, finished runs, other recipes, other processes
 
 

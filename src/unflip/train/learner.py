@@ -161,21 +161,19 @@ class Learner:
             len(self.auxiliary_layers), dtype=torch.float64, device=device
         )
         self.losses: Callable[..., tuple[Tensor, Tensor]] = self.eager_losses
-        self.random = any(
-            isinstance(m, nn.Dropout) or getattr(m, "stochastic", False) for m in model.modules()
-        )
         self.random_stream = 0
         self.planned: tuple[int, int, Tensor] | None = None
         self.optimizer_keys = self._optimizer_state().keys()
 
     def draw_as_alone(self) -> None:
-        """Seed dropout and stochastic binarizers from (seed, epoch, step) alone, so that a run draws the same numbers
+        """Seed dropout and random binarizers from (seed, epoch, step) alone, so that a run draws the same numbers
         when it is resumed or trained beside others.
 
-        On a CPU only: a GPU would have to wait for the position.
+        Every network is seeded, because any module may draw. On a CPU only: a GPU would have to wait for the position.
         """
-        if self.random and self.device.type == "cpu":
-            torch.manual_seed(mix(self.random_stream, int(self.position) + 1))
+        if self.device.type == "cpu":
+            # torch.manual_seed would also seed GPUs, which takes 400 times longer
+            torch.default_generator.manual_seed(mix(self.random_stream, int(self.position) + 1))
 
     def plan_ahead(self, seed: int, epoch: int) -> None:
         """Plan an epoch's batches while a GPU is still busy with the epoch before."""
