@@ -255,6 +255,15 @@ def test_rates_of_their_own() -> None:
     assert torch.equal(state["0.weight_binarizer.rho_plus"], chosen["0"][0]), "and they are saved"
 
 
+def test_rates_add_up_per_weight() -> None:
+    plus, minus = torch.tensor([0.7, 0.2]), torch.tensor([0.2, 0.7])
+    model = nn.Sequential(BinaryLinear(2, 3, method=LNS(mapping="residual", rates="estimated")))
+    set_flip_rates(model, {"0": (plus, minus)})
+    assert unflip.auxiliary_loss(model).isfinite()
+    with pytest.raises(ValueError, match="add up to"):
+        unbiased_loss(plus, torch.ones(2), plus, minus + 0.2)
+
+
 def test_rates_that_cannot_be_set() -> None:
     rate = torch.tensor(0.1)
     given = nn.Sequential(BinaryLinear(4, 3, method=LNS()))

@@ -38,7 +38,10 @@ def _rates(
     if not isinstance(rho_plus, Tensor) and not isinstance(rho_minus, Tensor):
         check_rates(rho_plus, rho_minus)
     elif not torch.compiler.is_compiling() and q_hat.device.type == "cpu":  # a GPU would wait
-        check_rates(*(float(torch.as_tensor(rho).max()) for rho in (rho_plus, rho_minus)))
+        rates = (torch.as_tensor(rho, dtype=torch.float64) for rho in (rho_plus, rho_minus))
+        plus, minus = torch.broadcast_tensors(*rates)
+        worst = int((plus + minus).argmax())  # of one weight: the largest rates may be of two
+        check_rates(float(plus.flatten()[worst]), float(minus.flatten()[worst]))
     # In the precision of q̂: where() with two Python numbers would round them to float32.
     positive = (q_noisy > 0).to(q_hat.dtype)
     same = positive * rho_plus + (1 - positive) * rho_minus
