@@ -268,7 +268,8 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
 
     Works in both directions. All weights outside of the method's state are copied and must fit. Of the method's state:
 
-    - weight binarizers (mapping networks, for instance) stay as they are, except what they name in ``carried``;
+    - weight binarizers (mapping networks, for instance) stay as they are, except what they name in ``carried``, and
+      what starts from the weights (ReBNN's scales, SURGE's branches);
     - the state of inputs, activations and shortcuts (ReActNet's shifts) is copied if the other network has the same;
     - so is the learned state of a base method that another method wraps (ReCU's scales). The outer method does not
       train it, so a warning names what the other network lacks.
@@ -298,6 +299,11 @@ def load_twin(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     _warn_of_bases([key for key, value in found.items() if _BASE in key and value is None])
     for _, layer in binary_layers(model):
         layer.weight_binarizer.latent_replaced(layer.weight)
+    tensors = model.state_dict()
+    for key in carried:  # what was derived from the new weights gives way to the other network's
+        value = found.get(key)
+        if value is not None:
+            tensors[key].copy_(value)
 
 
 WRAPPERS = {"module.": "DistributedDataParallel or DataParallel", "_orig_mod.": "torch.compile"}

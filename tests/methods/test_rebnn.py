@@ -141,6 +141,19 @@ def test_it_starts_from_reactnets_first_step_and_from_itself() -> None:
     assert all(torch.equal(third.state_dict()[k], v) for k, v in state.items())
 
 
+def test_the_scale_starts_at_the_mean_of_weights_that_load_twin_brings() -> None:
+    first = nn.Sequential(BinaryLinear(8, 5, method={"name": "reactnet", "weights": "float"}))
+    second = nn.Sequential(BinaryLinear(8, 5, method="rebnn"))
+    third = nn.Sequential(BinaryLinear(8, 5, method="rebnn"))
+    unflip.load_twin(second, first.state_dict())
+    alpha = second[0].weight_binarizer.alpha
+    torch.testing.assert_close(alpha.detach(), second[0].weight.abs().mean(1, keepdim=True))
+    with torch.no_grad():
+        alpha.fill_(7)
+    unflip.load_twin(third, second.state_dict())
+    assert (third[0].weight_binarizer.alpha == 7).all(), "a trained scale is taken over"
+
+
 def test_state_survives_copies_and_saving() -> None:
     layer, other = (BinaryConv2d(2, 3, 3, method="rebnn") for _ in range(2))
     layer.weight_binarizer.gamma.uniform_()  # type: ignore[operator, union-attr]

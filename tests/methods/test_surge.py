@@ -73,6 +73,12 @@ def test_the_branch_starts_as_a_copy_and_is_trained() -> None:
     assert not any("branch" in name for name in frozen.state_dict())
 
 
+def test_the_branch_is_a_copy_of_weights_that_load_twin_brings() -> None:
+    model = nn.Sequential(BinaryLinear(8, 5, method="surge"))
+    unflip.load_twin(model, nn.Sequential(nn.Linear(8, 5)).state_dict())
+    assert torch.equal(branch_of(model[0]), model[0].weight)
+
+
 def test_the_gradient_beyond_one_is_not_lost() -> None:
     layer = BinaryLinear(4, 3, method="surge")
     x = torch.tensor([[0.5, 3.0, -2.0, 0.1]], requires_grad=True)

@@ -65,6 +65,10 @@ class ResilientSign(WeightBinarizer):
         return scale * sign(weight).detach() + scale.detach() * weight.clamp(-1, 1)
 
     @torch.no_grad()
+    def latent_replaced(self, weight: Tensor) -> None:
+        self.alpha.copy_(filter_mean(weight)[0])
+
+    @torch.no_grad()
     def before_step(self, weight: Tensor) -> None:
         signs, scale = sign(weight), self.alpha.abs()
         if weight.grad is None or self.alpha.grad is None:

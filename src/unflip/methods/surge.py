@@ -69,6 +69,10 @@ class BranchedSign(FilterMeanSign):
         self.eta = eta
         self.branch = nn.Parameter(weight.detach().clone())
 
+    @torch.no_grad()
+    def latent_replaced(self, weight: Tensor) -> None:
+        self.branch.copy_(weight)
+
     def gradient_branch(self, x: Tensor, layer: Any) -> tuple[Tensor, Tensor] | None:
         if not self.training or not torch.is_grad_enabled():
             return None
