@@ -69,3 +69,11 @@ def test_shared_and_derived_modules() -> None:
         assert "forward" in vars(shared)
         assert "forward" not in vars(mine)
     assert "forward" not in vars(shared)
+
+
+def test_a_forward_that_was_replaced_is_kept() -> None:
+    module = nn.PReLU(1)
+    module.forward = torch.exp  # type: ignore[method-assign,assignment]
+    with vectorized([module]):
+        assert module(torch.zeros(1, requires_grad=True)).item() == 1
+    assert module.forward is torch.exp

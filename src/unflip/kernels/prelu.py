@@ -14,10 +14,10 @@ from unflip.vectorized import prelu
 
 @contextmanager
 def vectorized(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, every ``nn.PReLU`` of the models has this gradient."""
+    """Inside, every ``nn.PReLU`` of the models has this gradient, except one whose forward was replaced."""
     with ExitStack() as scope:
         for module in (m for model in models for m in model.modules()):
-            if type(module) is nn.PReLU:
+            if type(module) is nn.PReLU and "forward" not in vars(module):
                 scope.enter_context(attached([module], forward=partial(_forward, module)))
         yield
 
