@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unflip.ste import clipped_sign
 from unflip.vectorized import clip, prelu
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -78,3 +80,11 @@ def test_traces_and_forward_mode_have_torchs_operations() -> None:
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         tangent = torch.autograd.forward_ad.unpack_dual(clip(dual, -1, 1)).tangent
     assert torch.equal(tangent, (x.abs() <= 1).float())
+
+
+def test_tensors_without_values_have_gradients() -> None:
+    with FakeTensorMode():  # torch's tools that estimate memory and FLOPs use it
+        x, slope = torch.zeros(2, 3, requires_grad=True), torch.zeros(3)
+        (prelu(x, slope) + clip(x, -1, 1) + clipped_sign(x)).sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == (2, 3)

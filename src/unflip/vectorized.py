@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,8 +48,10 @@ def clip_gradient(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
 
     By the gradient of hardtanh, which leaves out both ends. So its ends are the floats beyond these.
     """
-    ends = torch.tensor([low, high], dtype=x.dtype)
-    below, above = torch.nextafter(ends, ends.new_tensor([-math.inf, math.inf])).tolist()
+    # By numpy, because torch's FakeTensorMode hides the values of tensors.
+    kind = np.float32 if x.dtype == torch.float32 else np.float64
+    below = float(np.nextafter(kind(low), kind(-math.inf)))
+    above = float(np.nextafter(kind(high), kind(math.inf)))
     # Where torch flushes denormal numbers, the float next to 0 is 0.
     tiny = torch.finfo(x.dtype).tiny
     below = low - tiny if below == low else below
