@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
 
 import unflip
 from unflip import methods
@@ -431,6 +433,18 @@ def test_cost(method: str) -> None:
     for layer, twin in zip(spent.layers, full.layers, strict=True):
         assert layer.name == twin.name
         assert layer.macs == twin.macs
+
+
+@every_method
+@pytest.mark.filterwarnings("ignore:lns")
+def test_a_step_with_tensors_without_values(method: str) -> None:
+    """torch's tools that estimate the memory of a training step use FakeTensorMode."""
+    model = binary_net(method).train()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        state = [*model.named_parameters(), *model.named_buffers()]
+        with _reparametrize_module(model, {name: mode.from_tensor(t) for name, t in state}):
+            loss = model(mode.from_tensor(images())).sum() + unflip.auxiliary_loss(model)
+            loss.backward()
 
 
 @every_method

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from unflip.ste import straight_through
@@ -59,8 +60,9 @@ class InputCode(NamedTuple):
 
 
 def can_be_read(x: Tensor) -> bool:
-    """Whether Python may look at the values of ``x``: not while tracing, compiling or capturing, nor under vmap."""
-    if not isinstance(x, Tensor) or torch.compiler.is_compiling():
+    """Whether Python may look at the values of ``x``: not while tracing, compiling or capturing, nor under vmap or
+    FakeTensorMode."""
+    if not isinstance(x, Tensor) or isinstance(x, FakeTensor) or torch.compiler.is_compiling():
         return False
     if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return False

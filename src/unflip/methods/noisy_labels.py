@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unflip.methods.base import can_be_read
+
 Rate = float | Tensor
 
 
@@ -37,7 +39,7 @@ def _rates(
     """(ρ[q̃], ρ[−q̃])."""
     if not isinstance(rho_plus, Tensor) and not isinstance(rho_minus, Tensor):
         check_rates(rho_plus, rho_minus)
-    elif not torch.compiler.is_compiling() and q_hat.device.type == "cpu":  # a GPU would wait
+    elif q_hat.device.type == "cpu" and can_be_read(q_hat):  # a GPU would wait
         rates = (torch.as_tensor(rho, dtype=torch.float64) for rho in (rho_plus, rho_minus))
         plus, minus = torch.broadcast_tensors(*rates)
         worst = int((plus + minus).argmax())  # of one weight: the largest rates may be of two
