@@ -175,6 +175,15 @@ def test_a_sum_in_half_precision_is_finite(made_half: bool) -> None:
     torch.testing.assert_close(loss, unflip.auxiliary_loss(mean), rtol=1e-2, atol=0)
 
 
+def test_a_hook_that_reads_the_bits_leaves_the_gradients() -> None:
+    layer = BinaryConv2d(4, 4, 3, method=LNS(mapping="residual"))
+    layer.register_forward_pre_hook(lambda module, _: module.code() and None)
+    with shared_predictions(layer):
+        (layer(torch.randn(2, 4, 5, 5)).square().mean() + unflip.auxiliary_loss(layer)).backward()
+    assert layer.weight.grad is not None
+    assert mapped(layer).mapping.conv3.weight.grad is not None
+
+
 def test_predictions_can_be_shared_by_the_two_losses(float_net: Net, lns_net: Net) -> None:
     model = lns_net()
     twin = copy.deepcopy(model)

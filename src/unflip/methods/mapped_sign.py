@@ -81,8 +81,9 @@ class MappedSign(WeightBinarizer):
         """q̂ = f(W); computed once per step if the training loop shares it (``kernels/mapping.py``)."""
         if self.shared is None:
             return self.mapping(self.seen(weight))
-        if not self.shared:
-            self.shared.append(self.mapping(self.seen(weight)))
+        # One that was computed without gradients, as ``code`` does for a hook, must not serve the training step.
+        if not self.shared or (torch.is_grad_enabled() and not self.shared[0].requires_grad):
+            self.shared[:] = [self.mapping(self.seen(weight))]
         return self.shared[0]
 
     def code(self, weight: Tensor) -> BinaryWeight:
