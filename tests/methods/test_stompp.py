@@ -1,5 +1,6 @@
 """StoMPP: masks, both gradients, the schedule from layer to layer."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -76,6 +77,20 @@ def test_masks_are_drawn_with_p_a_part_at_a_time() -> None:
     for _ in range(60):
         masked.after_step(weight)
     assert masked.mask.float().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_loop_without_start_epoch_is_warned() -> None:
+    model, x = chain(layers=2), torch.randn(8, 6)
+    model.train()(x).sum().backward()
+    with pytest.warns(UserWarning, match="stompp: .* without unflip.start_epoch"):
+        unflip.freeze(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        untrained = chain(layers=2).eval()
+        untrained(x)
+        unflip.start_epoch(model, 0, 1)
+        model.train()(x).sum().backward()
+        unflip.freeze(model)
 
 
 def test_weights_stay_within_one() -> None:

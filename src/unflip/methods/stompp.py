@@ -25,13 +25,21 @@ part of the state dict.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from unflip.methods.base import InputBinarizer, InputCode, Method, Numbers, WeightBinarizer
+from unflip.methods.base import (
+    BinaryWeight,
+    InputBinarizer,
+    InputCode,
+    Method,
+    Numbers,
+    WeightBinarizer,
+)
 from unflip.methods.pieces import ClippedSign, PlainSign, check_whole, sign_code
 from unflip.methods.registry import register
 from unflip.ste import clipped_sign, sign, straight_through
@@ -45,9 +53,11 @@ class Progress(Numbers):
     def __init__(self, like: Tensor) -> None:
         super().__init__()
         self.place, self.layers = 0, 1
+        self.started = False
         self.hold("value", 0.0, like)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.started = True
         passed = self.layers * (epoch + 1) / epochs - self.place
         self.set_number("value", min(max(passed, 0.0), 1.0) ** 3)
 
@@ -65,11 +75,24 @@ class MaskedWeights(PlainSign):
         super().__init__()
         self.config = config
         self.progress = Progress(weight)
+        self.trained = False
         self.register_buffer("mask", torch.zeros_like(weight, dtype=torch.bool))
+
+    def code(self, weight: Tensor) -> BinaryWeight:
+        if self.trained and not self.progress.started and not self.training:
+            self.trained = False  # warn once
+            warnings.warn(
+                "stompp: the network was trained without unflip.start_epoch, so its weights and inputs stayed float. "
+                "Call unflip.start_epoch(model, epoch, epochs) before each epoch (docs/training.md).",
+                stacklevel=2,
+            )
+        return super().code(weight)
 
     def forward(self, weight: Tensor) -> Tensor:
         if not self.training:
             return super().forward(weight)
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self.trained = True
         return partly_binary(weight, self.mask, self.config.gradient == "straight_through")
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
