@@ -287,6 +287,7 @@ READS = {
     "stride and padding": lambda conv, x: conv(x) if conv.stride + conv.padding == (1,) * 4 else x,
     "bias": lambda conv, x: conv(x) + conv.bias.view(1, -1, 1, 1),
     "scales": lambda conv, x: conv(x) * conv.weight.abs().mean(),
+    "class": lambda conv, x: F.relu(conv(x)) if isinstance(conv, nn.Conv2d) else conv(x),
 }
 
 
@@ -294,6 +295,63 @@ READS = {
 def test_a_forward_pass_may_read_its_binary_layers(read, agree):
     frozen = unflip.freeze(unflip.binarize(Reads(READS[read]), "dorefa", quiet=True))
     agree(frozen, torch.randn(5, 3, 8, 8))
+
+
+class Listed(nn.Module):
+    """A plain list refers to layers that are registered elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Linear(8, 4)
+        self.order = [self.stem, self.conv, self.conv]
+        self.again = self.conv
+
+    def forward(self, x):
+        for layer in [*self.order, self.again]:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+def test_a_layer_may_also_be_in_a_plain_list(agree):
+    frozen = unflip.freeze(unflip.binarize(Listed(), "dorefa", quiet=True))
+    agree(frozen, torch.randn(5, 3, 8, 8))
+
+
+def smaller(conv):
+    conv.weight, conv.padding = nn.Parameter(conv.weight[:, :, 1:, 1:].detach().clone()), (1, 0)
+
+
+def fewer(conv):
+    conv.weight = nn.Parameter(conv.weight[:5].detach().clone())
+    conv.bias = nn.Parameter(conv.bias[:5].detach().clone())
+
+
+CHANGES = {
+    "padding and dilation": lambda conv: vars(conv).update(padding=(2, 3), dilation=(2, 3)),
+    "padding": lambda conv: vars(conv).update(padding=(0, 0)),
+    "dilation of padding by name": lambda conv: vars(conv).update(padding="same", dilation=(2, 2)),
+    "kernel": smaller,
+    "filters": fewer,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_layers_that_were_changed_after_they_were_made(change, agree):
+    """The weight and the attributes that forward reads decide, not what torch keeps of the arguments."""
+    conv = nn.Conv2d(8, 8, 3, padding=1)
+    CHANGES[change](conv)
+    head = nn.Linear(len(conv.weight), 4)
+    layers = [nn.Conv2d(3, 8, 3), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head]
+    model = unflip.binarize(nn.Sequential(*layers), "dorefa", quiet=True)
+    agree(unflip.freeze(model), torch.randn(5, 3, 12, 12))
+
+
+def test_inputs_that_were_pruned(agree):
+    conv = nn.Conv2d(8, 8, 3)
+    conv.weight = nn.Parameter(conv.weight[:, :6].detach().clone())
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    unflip.binarize(model, "dorefa", quiet=True)
+    agree(unflip.freeze(model), torch.randn(5, 3, 12, 12))
 
 
 def test_a_binary_layer_that_is_not_called_is_named():

@@ -17,24 +17,27 @@ from unflip.packing.file import Array
 from unflip.packing.ir import CannotPack, Fields, affine, conv_fields
 
 
-def binary_layer(c: Converter, out: Tensor, x: Ref, number: int, *geometry: Any) -> Ref:
+def binary_layer(
+    c: Converter, out: Tensor, x: Ref, number: int, shape: list[int], *geometry: Any
+) -> Ref:
     """quantize → conv, with the method's factor and the bias as steps of the conv."""
     layer, name = c.traced.layers[number], c.traced.names[number]
     _refuse_padding(layer, name)
+    fields = _fields(x.tensor, shape, geometry)
     if isinstance(layer, FrozenInt8Layer):
-        return _int8_layer(c, out, x, layer)
+        return _int8_layer(c, out, x, layer, fields)
     code = input_code(layer, name)
     source = x if code is None else _quantized(c, layer, code, x)
     steps: list[Fields] = []
     if code is not None and code.k_map:
-        steps.append({"step": "mul", "value": _k_map(c, layer, x, out).value})
+        steps.append({"step": "mul", "value": _k_map(c, layer, x, out, fields).value})
     if isinstance(layer.bias, Tensor):
         steps.append(affine(None, numbers(layer.bias)))
-    result = c.emit("conv", [source], out, **_geometry(layer, x.tensor), **_binary_weight(layer))
+    result = c.emit("conv", [source], out, **fields, **_binary_weight(layer))
     return c.map(result, out, *steps) if steps else result
 
 
-def _int8_layer(c: Converter, out: Tensor, x: Ref, layer: FrozenInt8Layer) -> Ref:
+def _int8_layer(c: Converter, out: Tensor, x: Ref, layer: FrozenInt8Layer, fields: Fields) -> Ref:
     """to_bytes → conv, with the bias as its step."""
     quantizer = layer.byte_input
     with torch.no_grad():
@@ -48,10 +51,9 @@ def _int8_layer(c: Converter, out: Tensor, x: Ref, layer: FrozenInt8Layer) -> Re
         shift=quantizer.shift.numpy(),
         zero=quantizer.zero.numpy().astype(np.uint8),
     )
-    geometry = _geometry(layer, x.tensor)
-    whole = layer.bytes.numpy().view(np.uint8).reshape(geometry["shape"])
+    whole = layer.bytes.numpy().view(np.uint8).reshape(fields["shape"])
     scales = _same_columns(layer.scales.numpy()[None])
-    result = c.emit("conv", [source], out, **geometry, bytes=whole, scales=scales)
+    result = c.emit("conv", [source], out, **fields, bytes=whole, scales=scales)
     bias = layer.bias
     return result if bias is None else c.map(result, out, affine(None, numbers(bias)))
 
@@ -72,7 +74,7 @@ def _quantized(c: Converter, layer: FrozenLayer, code: InputCode, x: Ref) -> Ref
     return c.emit("quantize", inputs, binary, binary, **fields)
 
 
-def _k_map(c: Converter, layer: FrozenLayer, x: Ref, out: Tensor) -> Ref:
+def _k_map(c: Converter, layer: FrozenLayer, x: Ref, out: Tensor, fields: Fields) -> Ref:
     """XNOR-Net's factor: the mean of |x| over a group's channels, then over the kernel's window."""
     groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
     _, height, width = c.shape(x.tensor)
@@ -82,7 +84,7 @@ def _k_map(c: Converter, layer: FrozenLayer, x: Ref, out: Tensor) -> Ref:
     _, height, width = c.shape(out)
     kernel = layer.kernel_size
     box = np.full((groups, 1, *kernel), 1 / (kernel[0] * kernel[1]), np.float32)
-    geometry = {**_geometry(layer, x.tensor), "shape": list(box.shape)}
+    geometry = {**fields, "shape": list(box.shape)}
     return c.emit("conv", [size], (groups, height, width), **geometry, weight=box)
 
 
@@ -93,20 +95,15 @@ def _refuse_padding(layer: nn.Module, name: str) -> None:
         )
 
 
-def _geometry(layer: nn.Module, x: Tensor) -> Fields:
-    if not isinstance(layer, nn.Conv2d):
-        assert isinstance(layer, nn.Linear)
-        if x.dim() != 2:
-            raise CannotPack(
-                f"a linear layer has an input of shape {tuple(x.shape)}; it needs vectors (N, F): "
-                "flatten the input first"
-            )
-        return conv_fields([layer.out_features, layer.in_features, 1, 1])
-    left, right, top, bottom = layer._reversed_padding_repeated_twice
-    shape = [layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size]
-    return conv_fields(
-        shape, layer.stride, [top, left, bottom, right], layer.dilation, layer.groups
-    )
+def _fields(x: Tensor, shape: list[int], geometry: Any) -> Fields:
+    if len(shape) > 2:
+        return conv_fields(shape, *geometry)
+    if x.dim() != 2:
+        raise CannotPack(
+            f"a linear layer has an input of shape {tuple(x.shape)}; it needs vectors (N, F): "
+            "flatten the input first"
+        )
+    return conv_fields([*shape, 1, 1])
 
 
 def _binary_weight(layer: FrozenLayer) -> Fields:

@@ -45,8 +45,9 @@ def _refusal(layer: FrozenLayer, name: str, problem: str) -> CannotPack:
     )
 
 
-def _channels(layer: nn.Module) -> int:
-    return layer.in_channels if isinstance(layer, nn.Conv2d) else int(layer.in_features)  # type: ignore[arg-type]
+def _channels(layer: FrozenLayer) -> int:
+    """Of the layer's input. The weight decides: its attributes may be those of a wider layer that was pruned."""
+    return int(layer.weight.shape[1]) * getattr(layer, "groups", 1)
 
 
 def _malformed(code: InputCode, channels: int) -> str | None:
@@ -115,7 +116,7 @@ def _settled(x: Tensor, code: InputCode) -> Tensor:
     return x
 
 
-def _probes(layer: nn.Module, thresholds: Tensor) -> Tensor:
+def _probes(layer: FrozenLayer, thresholds: Tensor) -> Tensor:
     """Inputs that reveal a code that is nearly right: at and next to thresholds, very small and very large."""
     channels = _channels(layer)
     at = thresholds.expand(-1, channels)

@@ -91,6 +91,14 @@ def conv_fields(
     }
 
 
+def sides_of(padding: Any, kernel: Any, dilation: Any) -> list[int]:
+    """Top, left, bottom, right of a convolution's padding, also of one by name."""
+    if not isinstance(padding, str):
+        return [*padding, *padding]
+    total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
+    return [total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2]
+
+
 def simplified(graph: Graph) -> Graph:
     """The same network in fewer ops."""
     graph = _once(graph)

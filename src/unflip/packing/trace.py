@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import warnings
@@ -15,7 +16,8 @@ from torch import Tensor, fx, nn
 
 from unflip.ends import FrozenInt8Layer
 from unflip.freeze import FrozenLayer
-from unflip.packing.ir import CannotPack
+from unflip.layers import become, twin_of
+from unflip.packing.ir import CannotPack, sides_of
 
 Layer = FrozenLayer | FrozenInt8Layer
 
@@ -39,7 +41,7 @@ def _binary_layer_shape(
 ) -> Tensor:
     if len(weight) == 2:
         return nn.functional.linear(x, x.new_empty(weight))
-    left, right, top, bottom = padding
+    top, left, bottom, right = padding
     x = nn.functional.pad(x, (left, right, top, bottom))
     return nn.functional.conv2d(x, x.new_empty(weight), None, stride, 0, dilation, groups)
 
@@ -48,16 +50,26 @@ class Marker(nn.Module):
     """Stands for a frozen layer while the model is traced.
 
     A forward pass may read attributes of the layer (``self.conv.out_channels``, ``self.fc.weight.dtype``), so these are
-    forwarded. Parameters and buffers are registered here, because torch.export requires it for every tensor.
+    forwarded, and ``isinstance(self.conv, nn.Conv2d)`` holds (``of``). Parameters and buffers are registered here,
+    because torch.export requires it for every tensor.
     """
 
     def __init__(self, number: int, layer: Layer) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         # Not a submodule: the layer's own forward pass is not traced.
         self.__dict__["_layer"] = layer
         self._parameters = dict(layer._parameters)
         self._buffers = {**layer._buffers, "weight": layer.weight}
         self._call = number, list(layer.weight.shape), *_geometry(layer)
+
+    @staticmethod
+    def of(number: int, layer: Layer) -> Marker:
+        """A marker that is also of the layer's class."""
+        return _marker_class(type(layer))(number, layer)  # type: ignore[arg-type]
+
+    @property
+    def weight(self) -> Any:
+        return self._buffers["weight"]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -69,12 +81,24 @@ class Marker(nn.Module):
         return BINARY_LAYER(x, *self._call)
 
 
+@functools.cache
+def _marker_class(kind: type[Layer]) -> type[Marker]:
+    return type(f"{kind.__name__}Marker", (Marker, kind), {})
+
+
 def _geometry(layer: Layer) -> tuple[list[int], list[int], list[int], int]:
-    """Stride, padding, dilation, groups."""
+    """Stride, padding (top, left, bottom, right), dilation, groups: as the forward pass reads them.
+
+    A layer's attributes may have been changed after it was made. Only padding that is not zeros is kept in advance.
+    """
     if not isinstance(layer, nn.Conv2d):
         return [], [], [], 1
-    padding = list(layer._reversed_padding_repeated_twice)
-    return list(layer.stride), padding, list(layer.dilation), layer.groups
+    if layer.padding_mode == "zeros":
+        sides = sides_of(layer.padding, layer.weight.shape[2:], layer.dilation)
+    else:
+        left, right, top, bottom = layer._reversed_padding_repeated_twice
+        sides = [top, left, bottom, right]
+    return list(layer.stride), sides, list(layer.dilation), layer.groups
 
 
 @dataclass
@@ -96,7 +120,7 @@ class Traced:
 
 def trace(model: nn.Module, example: Tensor) -> Traced:
     """Trace ``model``. It is changed: markers replace its binary layers."""
-    model, layers, names = _with_markers(model)
+    layers, names = _place_markers(model)
     with _quiet(), torch.no_grad():
         try:
             program = torch.export.export(model, (example,), strict=False)
@@ -129,25 +153,21 @@ def _returned(program: torch.export.ExportedProgram) -> Any:
     return torch.utils._pytree.tree_unflatten(found[len(found) - spec.num_leaves :], spec)
 
 
-def _with_markers(model: nn.Module) -> tuple[nn.Module, list[Layer], list[str]]:
+def _place_markers(model: nn.Module) -> tuple[list[Layer], list[str]]:
+    """Each layer becomes its marker in place, so also where a list or another object refers to it."""
     layers: list[Layer] = []
     names: list[str] = []
-    markers: dict[nn.Module, nn.Module] = {}
-    for name, module in model.named_modules():
+    for name, module in list(model.named_modules()):
         if isinstance(module, Layer):
             if module._forward_hooks or module._forward_pre_hooks:
                 raise CannotPack(
                     f"layer {name!r} has a forward hook, which a packed network would leave out; remove the hook"
                 )
-            markers[module] = Marker(len(layers), module)
-            layers.append(module)
+            layer = twin_of(module, type(module))
+            become(module, Marker.of(len(layers), layer))
+            layers.append(layer)
             names.append(name)
-    for module in list(model.modules()):
-        # not named_children(), which returns a layer registered under two names only once
-        for name, child in list(module._modules.items()):
-            if child in markers:
-                setattr(module, name, markers[child])
-    return markers.get(model, model), layers, names
+    return layers, names
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unflip.packing.convert import Converter, Ref, numbers
 from unflip.packing.file import Array
-from unflip.packing.ir import Fields, affine, conv_fields
+from unflip.packing.ir import Fields, affine, conv_fields, sides_of
 from unflip.packing.ops.registry import handles, pair
 from unflip.packing.transposed import Axis, axis, spread
 
@@ -28,14 +28,8 @@ def conv2d(
 ) -> Ref:
     weight = c.constant(weight, "weight")
     dilation, kernel = pair(dilation), weight.shape[2:]
-    if isinstance(padding, str):
-        total = [
-            d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
-        ]
-        sides = [total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2]
-    else:
-        sides = pair(padding) * 2
-    x, sides = _with_padding(c, x, sides)
+    padding = padding if isinstance(padding, str) else pair(padding)
+    x, sides = _with_padding(c, x, sides_of(padding, kernel, dilation))
     fields = conv_fields(weight.shape, pair(stride), sides, dilation, groups)
     return _with_bias(c, out, [x], fields, weight, bias)
 
