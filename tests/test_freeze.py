@@ -1,6 +1,9 @@
 """freeze: frozen output equals eval output exactly, for any layer, and nothing else is left."""
 
+import functools
 import io
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -243,3 +246,86 @@ def test_frozen_bits_of_another_method_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"has method bwn, but .* made with method xnor"):
         frozen("bwn").load_state_dict(frozen("xnor").state_dict())
     frozen("bwn").load_state_dict(frozen("bwn").state_dict())
+
+
+class Small(nn.Module):
+    """A network with a place for one more attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+        self.more: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(self.stem(x)).mean((2, 3)))
+
+
+def hooked(model: Small) -> None:
+    model.conv.register_forward_hook(lambda layer, given, y: setattr(model, "more", y))
+
+
+USES = {
+    "a lambda": lambda model: setattr(model, "more", lambda x: model.conv(x)),
+    "a default": lambda model: setattr(model, "more", lambda x, conv=model.conv: conv(x)),
+    "a parameter": lambda model: setattr(model, "more", lambda x: x * model.head.weight),
+    "in a list": lambda model: setattr(model, "more", [abs, {"run": lambda x: model.stem(x)}]),
+    "in a partial": lambda model: setattr(
+        model, "more", functools.partial(lambda f, x: f(model.conv(x)), abs)
+    ),
+    "in a function inside": lambda model: setattr(
+        model, "more", (lambda run: lambda x: run(x))(lambda x: model.conv(x))
+    ),
+    "a forward hook": hooked,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_functions_that_keep_a_part_of_the_model_are_refused(use: str) -> None:
+    """A copy has the same functions, so a frozen model would follow the training of the original."""
+    model = unflip.binarize(Small(), "dorefa", quiet=True)
+    USES[use](model)
+    with pytest.raises(ValueError, match=r"(more|a forward hook) of .* keeps a part of the model"):
+        unflip.freeze(model)
+
+
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "a method": lambda model: model.conv.forward,
+    "a partial of a method": lambda model: functools.partial(model.head.forward),
+    "a function": lambda model: lambda x: x * 2,
+    "a module of another model": lambda model: functools.partial(lambda act, x: act(x), nn.ReLU()),
+    "a module": lambda model: [model.conv],
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_a_copy_has_for_itself_may_stay(kept: str) -> None:
+    model = unflip.binarize(Small(), "dorefa", quiet=True)
+    model.more = KEPT[kept](model)
+    model.register_full_backward_hook(lambda module, given, made: print(model.head))
+    x = torch.randn(2, 3, 9, 9)
+    assert torch.equal(unflip.freeze(model)(x), model.eval()(x))
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    model = unflip.binarize(Small(), "dorefa", quiet=True)
+    model.conv.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"lock of 'conv' \(BinaryConv2d\) cannot be copied: "):
+        unflip.freeze(model)
+
+
+def test_a_compiled_model_is_named() -> None:
+    model = torch.compile(unflip.binarize(Small(), "dorefa", quiet=True))
+    with pytest.raises(ValueError, match=r"torch\.compile; give .* model\._orig_mod"):
+        unflip.freeze(model)
+
+
+@pytest.mark.parametrize("ends", ["float", "int8"])
+def test_subclasses_of_layers_are_refused(ends: str) -> None:
+    """Their own forward would be lost."""
+    images = {"mean": [0.5] * 3, "std": [0.5] * 3} if ends == "int8" else None
+    model = unflip.binarize(Small(), "dorefa", quiet=True, ends=ends, preprocess=images)
+    model.train()(torch.randn(2, 3, 9, 9))
+    layer = model.head if ends == "int8" else model.conv
+    layer.__class__ = type("Doubled", (type(layer),), {"forward": lambda self, x: 2 * x})
+    with pytest.raises(ValueError, match=r"\(Doubled\) cannot be frozen: only .* subclasses"):
+        unflip.freeze(model)

@@ -370,7 +370,16 @@ def freeze_int8(name: str, layer: Int8Layer) -> FrozenInt8Layer:
         quantizer = layer.byte_input.deployed()
     except ValueError as error:
         raise ValueError(f"layer {name!r} cannot be frozen: {error}") from error
-    kind = FrozenInt8Conv2d if isinstance(layer, Int8Conv2d) else FrozenInt8Linear
+    kinds: dict[type[Int8Layer], type[FrozenInt8Layer]] = {
+        Int8Conv2d: FrozenInt8Conv2d,
+        Int8Linear: FrozenInt8Linear,
+    }
+    if type(layer) not in kinds:
+        raise ValueError(
+            f"layer {name!r} ({type(layer).__name__}) cannot be frozen: only Int8Conv2d and Int8Linear can, not their "
+            "subclasses or layers with a parametrization"
+        )
+    kind = kinds[type(layer)]
     whole, scales = layer.code()
     twin = twin_of(layer, kind)
     twin._parameters = {k: v for k, v in layer._parameters.items() if k != "weight"}

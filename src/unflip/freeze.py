@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterator
+import functools
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -128,28 +131,97 @@ def freeze(model: nn.Module) -> nn.Module:
 
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy. What it would share with ``model``, or could not copy, is refused by name."""
+    own = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for name, module in model.named_modules():
-        if not isinstance(module, BinaryLayer) and _keeps_a_module(vars(module).get("forward")):
+        if "_orig_mod" in module._modules:
+            raise ValueError(
+                f"{_named(name, module)} was made by torch.compile; give the model inside it, model._orig_mod"
+            )
+        replaced = None if isinstance(module, BinaryLayer) else vars(module).get("forward")
+        if _shared(replaced, lambda part: isinstance(part, nn.Module)):
             raise ValueError(
                 f"the forward of {_named(name, module)} is a function that was put in its place, so a copy would still "
                 "run the original. Undo that, or use types.MethodType(function, module)"
             )
-        for key, value in vars(module).items():
+        for key, value in _copied_state(module).items():
             if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
                 raise ValueError(
                     f"{key} of {_named(name, module)} is a tensor with a gradient, which torch cannot copy. Detach it; "
                     "if weight_norm, spectral_norm or pruning made it, remove that first"
                 )
-    return copy.deepcopy(model)
-
-
-def _keeps_a_module(function: Any) -> bool:
-    """Whether a function has a module, or a method of one, in its closure. A copy of the function has the same one."""
+            if key != "forward" and _shared(value, lambda part: id(part) in own):
+                raise ValueError(_uses_the_original(key, _named(name, module)))
     try:
-        kept = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    except ValueError:  # a variable without a value yet
-        return False
-    return any(isinstance(getattr(one, "__self__", one), nn.Module) for one in kept)
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ValueError(
+            f"{_uncopied(model)} cannot be copied: {error}. Remove it from the model first"
+        ) from error
+
+
+_COPIED_HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # the others do not change outputs
+
+
+def _copied_state(module: nn.Module) -> dict[str, Any]:
+    """The attributes that a copy gets: no compiled code, no kernels."""
+    state = module.__getstate__()  # type: ignore[no-untyped-call, unused-ignore]
+    state = state if isinstance(state, dict) else vars(module)
+    return {k: v for k, v in state.items() if not k.endswith("_hooks") or k in _COPIED_HOOKS}
+
+
+def _uses_the_original(key: str, where: str) -> str:
+    """Why a model cannot be copied that has a function which keeps a part of it."""
+    if key in _COPIED_HOOKS:
+        return (
+            f"a forward hook of {where} keeps a part of the model, so in a copy it would use the original's part. "
+            "Remove the hook"
+        )
+    return (
+        f"{key} of {where} has a function that keeps a part of the model (a lambda that uses self?), so a copy would "
+        "still use the original's part. Make it a method"
+    )
+
+
+def _shared(value: Any, counts: Callable[[Any], bool]) -> bool:
+    """Whether a function in ``value`` keeps something that counts. A copy has new objects, but the same functions."""
+    stack, seen = [(value, False)], set[tuple[int, bool]]()
+    while stack:
+        part, shared = stack.pop()
+        if shared and counts(part):
+            return True
+        if (id(part), shared) not in seen:
+            seen.add((id(part), shared))
+            shared = shared or isinstance(part, types.FunctionType)
+            stack += [(inner, shared) for inner in _parts(part)]
+    return False
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a function or container keeps. The attributes of objects are not looked at."""
+    if isinstance(value, types.FunctionType):
+        kept = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a variable without a value yet
+                kept.append(cell.cell_contents)
+        return kept
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple | set) else []
+
+
+def _uncopied(model: nn.Module) -> str:
+    """The first attribute that cannot be copied."""
+    for name, module in model.named_modules():
+        for key, value in _copied_state(module).items():
+            try:
+                copy.deepcopy(value if key != "_modules" else None)
+            except Exception:
+                return f"{key} of {_named(name, module)}"
+    return _named("", model)
 
 
 def _named(name: str, module: nn.Module) -> str:
@@ -179,6 +251,11 @@ def _frozen_twin(name: str, layer: BinaryLayer) -> FrozenLayer:
         raise ValueError(
             f"the forward of layer {name!r} was replaced (by a wrapper?) and would still compute with latent weights: "
             "undo that before freezing"
+        )
+    if type(layer) not in _FROZEN_CLASS:
+        raise ValueError(
+            f"layer {name!r} ({type(layer).__name__}) cannot be frozen: only BinaryConv2d and BinaryLinear can, not "
+            "their subclasses or layers with a parametrization. Put what it adds into a module around it"
         )
     twin = twin_of(layer, _FROZEN_CLASS[type(layer)])
     twin._parameters = {k: v for k, v in layer._parameters.items() if k != "weight"}
