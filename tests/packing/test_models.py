@@ -148,6 +148,8 @@ CASES = {
     "pixel shuffle": lambda x: F.pixel_shuffle(torch.cat([x, -x], 1), 2),
     "channel shuffle": lambda x: torch.channel_shuffle(x, 3) * 2,
     "matrix": lambda x: x.flatten(1) @ torch.linspace(-1, 1, 6 * 42 * 2).view(-1, 2),
+    "a list that was empty": lambda x: torch.cat([torch.cat([torch.tensor([]), x], 1), -x], 1),
+    "a concatenation of one": lambda x: torch.cat([x], 1).relu_() - x,
     "nothing": lambda x: F.dropout(x, 0.5, training=False) * 1 + 0,
 }
 

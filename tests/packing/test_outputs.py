@@ -221,10 +221,13 @@ def test_a_graph_that_contradicts_itself() -> None:
         outputs_of({key: value for key, value in graph.items() if key != "outputs"})
 
 
-def test_an_output_of_three_dims_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("last", "found"), [(nn.Flatten(2), "2, 5, 1"), (nn.Unflatten(3, (1, 1)), "2, 5, 1, 1, 1")]
+)
+def test_an_output_of_other_dims_is_refused(last: nn.Module, found: str) -> None:
     """It would come back as (N, C)."""
-    model = nn.Sequential(nn.Conv2d(3, 5, 4), nn.Flatten(2))
-    with pytest.raises(CannotPack, match=r"output has shape \(2, 5, 1\); .*x\.flatten\(1\)"):
+    model = nn.Sequential(nn.Conv2d(3, 5, 4), last)
+    with pytest.raises(CannotPack, match=rf"output has shape \({found}\); .*x\.flatten\(1\)"):
         make_packed(model, torch.randn(2, 3, 4, 4))
 
 

@@ -120,7 +120,34 @@ REFUSED = {
         r"its bound is nan; it must be a finite number",
     ),
     "infinity": (lambda x: x * float("inf"), r"NaN or infinity"),
+    "several powers": (
+        lambda x: x ** torch.tensor([1.0, 2.0, 2.0, 2.0, 2.0, 2.0]),
+        r"aten\.pow at 1\.1\.1 .* cannot be packed with these arguments \(RuntimeError: .*ambiguous",
+    ),
+    "a tensor to write to": (
+        lambda x: torch.add(x, x, out=torch.empty(0)),
+        r"aten\.add at .* cannot be packed with these arguments \(TypeError: .*'out'",
+    ),
+    "places of maxima": (
+        lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)[1].float(),
+        r"aten\.to at .* cannot be packed with these arguments",
+    ),
+    "an operation of the same name": (
+        lambda x: torch.ops.unflip_tests.relu(x),
+        r"unflip_tests::relu at 1\.1\.1 \(.*\): this operation is not supported",
+    ),
 }
+
+
+@torch.library.custom_op("unflip_tests::relu", mutates_args=())
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    """As torch's on the example, but not for large negative values."""
+    return torch.where(x > -100, x.relu(), x)
+
+
+@_relu.register_fake
+def _relu_shape(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 def _in_place_on_a_view(x):
@@ -164,6 +191,8 @@ def test_inputs_and_outputs():
         make_packed(deep(F.relu), "image")  # type: ignore[arg-type]
     with pytest.raises(CannotPack, match=r"cannot run on example_input of shape \(2, 3, 6, 6\)"):
         make_packed(deep(F.relu), IMAGE[:, :3])
+    with pytest.raises(CannotPack, match=r"cannot run on example_input .*: KeyError: 'features'"):
+        make_packed(Act(lambda x: {}["features"]), IMAGE)
     with pytest.raises(CannotPack, match="example_input contains NaN"):
         make_packed(deep(F.relu), IMAGE / 0 * 0)
 

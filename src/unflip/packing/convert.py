@@ -61,7 +61,7 @@ class Converter:
                 raise CannotPack(
                     f"the model's {place_} does not depend on its input; remove it from the outputs"
                 )
-            if ref.tensor.dim() == 3:
+            if ref.tensor.dim() not in (2, 4):
                 raise CannotPack(
                     f"the model's {place_} has shape {tuple(ref.tensor.shape)}; outputs must have 2 or 4 dims, so "
                     "flatten it: x.flatten(1)"
@@ -92,25 +92,40 @@ class Converter:
         if name in _IGNORED:
             return None
         in_place = name.endswith("_") and not name.endswith("__")
-        computed = self._compute(target, args, kwargs, in_place)
-        if not _refs([args, kwargs]):
-            if torch.Tag.nondeterministic_seeded in target.tags:
-                raise self.refusal(
-                    f"aten.{name}",
-                    "its result is random; only deterministic operations can be packed",
-                )
-            result = computed
-        else:
-            handler = self.handlers.get(name[:-1] if in_place else name)
-            if handler is None:
-                raise self.refusal(
-                    f"aten.{name}",
-                    "this operation is not supported; docs/deploy.md lists those that are",
-                )
-            result = self.stamped(handler(self, computed, *args, **kwargs), computed)
+        try:
+            computed = self._compute(target, args, kwargs, in_place)
+            result = self._result(target, name, in_place, computed, args, kwargs)
+        except CannotPack:
+            raise
+        except Exception as error:  # arguments that neither torch's rules nor the handler foresee
+            raise self.refuse(
+                f"it cannot be packed with these arguments ({type(error).__name__}: {error})"
+            ) from error
         if in_place:
             self._rebind(args[0], result)
         return result
+
+    def _result(
+        self,
+        target: Any,
+        name: str,
+        in_place: bool,
+        computed: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if not _refs([args, kwargs]):
+            if torch.Tag.nondeterministic_seeded in target.tags:
+                raise self.refuse(
+                    "its result is random; only deterministic operations can be packed"
+                )
+            return computed
+        handler = self.handlers.get(name[:-1] if in_place else name)
+        if handler is None:
+            raise self.refuse(
+                "this operation is not supported; docs/deploy.md lists those that are"
+            )
+        return self.stamped(handler(self, computed, *args, **kwargs), computed)
 
     def _compute(self, target: Any, args: list[Any], kwargs: dict[str, Any], in_place: bool) -> Any:
         plain = torch.utils._pytree.tree_map(
@@ -169,7 +184,8 @@ class Converter:
         return CannotPack(f"{what} at {place(self.node)}: {why}")
 
     def _target(self) -> str:
-        return f"aten.{_name(self.node.target)}"
+        name = _name(self.node.target)
+        return name if "::" in name else f"aten.{name}"
 
     def refuse(self, why: str) -> CannotPack:
         """An error about the current node."""
@@ -262,9 +278,9 @@ def _refs(values: Any) -> list[Ref]:
 
 
 def _name(target: Any) -> str:
-    """ "conv2d" for aten.conv2d.default."""
+    """ "conv2d" for aten.conv2d.default, and "library::conv2d" for the operation of another library."""
     schema = getattr(target, "_schema", None)
-    return schema.name.split("::")[-1] if schema is not None else str(target)
+    return schema.name.removeprefix("aten::") if schema is not None else str(target)
 
 
 _IGNORED = {

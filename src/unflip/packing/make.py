@@ -85,9 +85,9 @@ def _answer(model: nn.Module, example: Tensor) -> Any:
     try:
         with torch.no_grad():
             return model(example.clone())  # it may change its input
-    except (RuntimeError, TypeError) as error:  # TypeError: for example a second input
+    except Exception as error:
         raise CannotPack(
-            f"the model cannot run on example_input of shape {tuple(example.shape)}: {error}"
+            f"the model cannot run on example_input of shape {tuple(example.shape)}: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -10,4 +10,4 @@ from unflip.packing.ops.registry import HANDLERS, handles
 
 __all__ = ["HANDLERS"]
 
-handles("binary_layer")(binary_layer)
+handles("unflip::binary_layer")(binary_layer)

@@ -186,6 +186,8 @@ def cat(c: Converter, out: Tensor, parts: list[Any], dim: int = 0) -> Ref:
         raise c.refuse(
             f"dim={dim} is not supported; only a concatenation of channels, dim 1, can be packed"
         )
+    # torch leaves out empty vectors: torch.tensor([]), from which a loop may start
+    parts = [part for part in parts if not isinstance(part, Tensor) or part.shape != (0,)]
     whole = list(parts)
     zeros = [0, 0]
     for side, end in ((0, 0), (1, -1)):
@@ -193,6 +195,8 @@ def cat(c: Converter, out: Tensor, parts: list[Any], dim: int = 0) -> Ref:
             zeros[side] += whole.pop(end).shape[1]
     if not whole or any(not isinstance(part, Ref) for part in whole):
         raise c.refuse("one of its parts is a constant; only constants of zeros can be packed")
+    if len(parts) == 1:
+        return c.map(whole[0], out)
     if len(whole) == len(parts):
         return c.emit("concat", whole, out)
     channels, height, width = c.shape(out)
