@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
@@ -38,7 +38,6 @@ class Converter:
         self.handlers = handlers
         self.ops: list[Op] = []
         self.env: dict[fx.Node, Any] = {}
-        self.views: list[tuple[int, int]] = []  # values that share memory in torch
         self.batch = len(example)
         self.example = example
         self.order = {node: number for number, node in enumerate(traced.nodes)}
@@ -70,7 +69,7 @@ class Converter:
 
     def _value(self, node: fx.Node) -> Any:
         if node is self.traced.input:
-            return Ref(0, self.example)
+            return Ref(0, self.example.clone())  # it may be changed in place
         if node.op == "placeholder":
             return self.traced.constants.get(node.name)
         if node.op == "get_attr":
@@ -131,7 +130,9 @@ class Converter:
         plain = torch.utils._pytree.tree_map(
             lambda a: a.tensor if isinstance(a, Ref) else a, (args, kwargs)
         )
-        if in_place:
+        if in_place and isinstance(args[0], Ref):
+            self._keep_values(plain[0][0])
+        elif in_place:
             plain[0][0] = plain[0][0].clone()
         if target is BINARY_LAYER:
             target = self._run_layer
@@ -154,29 +155,31 @@ class Converter:
         return Ref(result.value, computed)
 
     def _rebind(self, old: Any, new: Any) -> None:
-        """After ``x.relu_()``, every name of x refers to the new value."""
-        if isinstance(old, Ref):
-            shared = {b for pair in self.views for b in pair if old.value in pair} - {old.value}
-            if any(self._read_later(value) for value in shared):
-                raise self.refusal(
-                    self._target(),
-                    "it changes a tensor in place while another view of it is still in use; use the operation that "
-                    "returns a new tensor",
-                )
+        """After ``x.relu_()``, every name of x refers to the new value.
+
+        Which names share memory depends on strides (``contiguous`` copies or not), so torch's tensors decide.
+        """
         for node, value in self.env.items():
             if value is old:
                 self.env[node] = new
-            elif isinstance(value, Ref) and isinstance(old, Ref) and value.value == old.value:
-                self.env[node] = Ref(new.value, new.tensor.reshape(value.tensor.shape))
+            elif isinstance(value, Ref) and isinstance(old, Ref):
+                shared = _shared_memory(value.tensor, old.tensor)
+                if shared == "all" and value.value == old.value:
+                    self.env[node] = Ref(new.value, value.tensor)
+                elif shared != "none" and self._read_later(node):
+                    raise self.refuse(
+                        "it changes a tensor in place while another view of it is still in use; use the operation that "
+                        "returns a new tensor"
+                    )
 
-    def _read_later(self, value: int) -> bool:
-        now = self.order[self.node]
-        return any(
-            self.order[user] > now
-            for node, found in self.env.items()
-            if isinstance(found, Ref) and found.value == value
-            for user in node.users
-        )
+    def _read_later(self, node: fx.Node) -> bool:
+        return any(self.order[user] > self.order[self.node] for user in node.users)
+
+    def _keep_values(self, changing: Tensor) -> None:
+        """An operation is about to change a tensor in place: the ops so far keep the values that they have given."""
+        for op in self.ops:
+            if op.value is not None and _storage(op.value) == _storage(changing):
+                op.value = op.value.clone()
 
     # Used by the handlers
 
@@ -232,10 +235,6 @@ class Converter:
     def alias(self, x: Ref, out: Tensor) -> Ref:
         return Ref(x.value, out)
 
-    def viewed(self, base: Ref, view: Ref) -> Ref:
-        self.views.append((base.value, view.value))
-        return view
-
     def vector(self, constant: Any, x: Ref) -> Array:
         """A constant operand as one number per channel (or one for all), in float64."""
         tensor = torch.as_tensor(constant).detach().to(torch.float64)
@@ -271,6 +270,27 @@ class Converter:
 
 def numbers(tensor: Tensor) -> Array:
     return tensor.detach().to(torch.float64).numpy()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _shared_memory(a: Tensor, b: Tensor) -> Literal["all", "some", "none"]:
+    """How much of their memory two tensors share."""
+    if _storage(a) != _storage(b):
+        return "none"
+    one, other = _memory(a), _memory(b)
+    if torch.equal(one, other):
+        return "all"
+    return "some" if (one & other).any() else "none"
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """Which elements of its storage a tensor has."""
+    mask = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
+    mask.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).fill_(True)
+    return mask
 
 
 def _refs(values: Any) -> list[Ref]:

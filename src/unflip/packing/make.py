@@ -115,7 +115,8 @@ def _batch(example: Tensor) -> Tensor:
         raise CannotPack(
             f"example_input must be a batch (N, C, H, W) or (N, F) of floats, not {found}"
         )
-    example = example.detach().cpu().to(torch.float32)
+    # In C order, as the runtime has its inputs: in channels_last contiguous() would be a copy.
+    example = example.detach().cpu().to(torch.float32).contiguous()
     if not torch.isfinite(example).all():
         raise CannotPack("example_input contains NaN or infinity; give a batch of real inputs")
     example = example[:2] if len(example) > 1 else torch.cat([example, example.flip(-1)])

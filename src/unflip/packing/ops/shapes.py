@@ -89,7 +89,7 @@ def reshape(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
     if before == after[:3] and all(size == 1 for size in after[3:]):
         return c.alias(x, out)
     if after == (before[0] * before[1] * before[2], *[1] * (len(after) - 1)):
-        return c.viewed(x, c.emit("flatten", [x], out))
+        return c.emit("flatten", [x], out)
     hint = " (nn.ChannelShuffle and nn.PixelShuffle mix channels)" if out.dim() > 4 else ""
     raise c.refuse(
         f"it reshapes {tuple(x.tensor.shape)} to {tuple(out.shape)}; only flattening an image to a vector can be "
@@ -133,8 +133,7 @@ def _sliced(c: Converter, x: Ref, out: Tensor, dim: int, first: int, step: int) 
     start[dim - 1] += first * steps[dim - 1]
     steps[dim - 1] *= step
     stop = [s + (n - 1) * k + 1 for s, n, k in zip(start, c.shape(out), steps, strict=True)]
-    sliced = c.emit("slice", [Ref(base, out)], out, start=start, stop=stop, step=steps)
-    return c.viewed(Ref(base, out), c.viewed(x, sliced))
+    return c.emit("slice", [Ref(base, out)], out, start=start, stop=stop, step=steps)
 
 
 @handles("narrow")
