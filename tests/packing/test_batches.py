@@ -56,6 +56,17 @@ def test_a_batch_that_fails_is_dependence_too():
         make_packed(binary(lambda x: x.view(2, 8)), torch.randn(2, 3, 9, 9))
 
 
+def test_numbers_in_another_shape_are_dependence():
+    """The numbers of three images in two rows."""
+
+    class Two(nn.Module):
+        def forward(self, x):
+            return (x * 2).view(2, -1)
+
+    with pytest.raises(CannotPack, match="between a batch of 1 and a batch of 2"):
+        make_packed(Two(), torch.randn(2, 3, 8, 8))
+
+
 INDEPENDENT = {
     "view": lambda x: x.view(x.size(0), -1),
     "reshape": lambda x: x.reshape(len(x), 8),
