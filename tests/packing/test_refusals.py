@@ -195,6 +195,9 @@ def test_inputs_and_outputs():
         make_packed(Act(lambda x: {}["features"]), IMAGE)
     with pytest.raises(CannotPack, match="example_input contains NaN"):
         make_packed(deep(F.relu), IMAGE / 0 * 0)
+    for other in (IMAGE.to_sparse(), IMAGE.to(torch.complex64)):
+        with pytest.raises(CannotPack, match="example_input must be dense and of real numbers"):
+            make_packed(deep(F.relu), other)
 
 
 def test_several_inputs():

@@ -115,6 +115,10 @@ def _batch(example: Tensor) -> Tensor:
         raise CannotPack(
             f"example_input must be a batch (N, C, H, W) or (N, F) of floats, not {found}"
         )
+    if example.layout != torch.strided or example.is_complex():
+        raise CannotPack(
+            f"example_input must be dense and of real numbers, not {example.dtype} in {example.layout}"
+        )
     # In C order, as the runtime has its inputs: in channels_last contiguous() would be a copy.
     example = example.detach().cpu().to(torch.float32).contiguous()
     if not torch.isfinite(example).all():
