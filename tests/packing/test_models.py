@@ -150,6 +150,13 @@ CASES = {
     "matrix": lambda x: x.flatten(1) @ torch.linspace(-1, 1, 6 * 42 * 2).view(-1, 2),
     "a list that was empty": lambda x: torch.cat([torch.cat([torch.tensor([]), x], 1), -x], 1),
     "a concatenation of one": lambda x: torch.cat([x], 1).relu_() - x,
+    "constants in the shape of an image": lambda x: (
+        torch.cat([x + torch.linspace(-1, 1, 6).view(1, 6, 1, 1).expand_as(x), x * 0], 1)
+        + torch.cat([torch.full_like(x, 0.5), x.new_ones(x.shape)], 1)
+    ),
+    "zeros in the shape of an image": lambda x: torch.cat(
+        [torch.zeros_like(x), x.expand_as(x), x.new_zeros(len(x), 2, *x.shape[2:])], 1
+    ),
     "nothing": lambda x: F.dropout(x, 0.5, training=False) * 1 + 0,
 }
 

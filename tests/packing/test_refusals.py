@@ -120,6 +120,10 @@ REFUSED = {
         r"its bound is nan; it must be a finite number",
     ),
     "infinity": (lambda x: x * float("inf"), r"NaN or infinity"),
+    "a gate of one pixel, expanded": (
+        lambda x: x * x.mean((2, 3), keepdim=True).expand_as(x),
+        r"aten\.expand_as .*broadcasts \(2, 4, 1, 1\) to \(2, 4, 6, 6\); .*leave expand out",
+    ),
     "several powers": (
         lambda x: x ** torch.tensor([1.0, 2.0, 2.0, 2.0, 2.0, 2.0]),
         r"aten\.pow at 1\.1\.1 .* cannot be packed with these arguments \(RuntimeError: .*ambiguous",

@@ -97,6 +97,25 @@ def reshape(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Ref:
     )
 
 
+@handles("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+def constant_like(c: Converter, out: Tensor, x: Ref, *rest: Any, **named: Any) -> Tensor:
+    """A constant, for which x only says the shape and type."""
+    for value in rest:
+        c.constant(value, "value")
+    return out
+
+
+@handles("expand", "expand_as")
+def expand(c: Converter, out: Tensor, x: Any, *rest: Any, **named: Any) -> Any:
+    """A constant stays one if it takes the shape of an image."""
+    if isinstance(x, Ref) and out.shape != x.tensor.shape:
+        raise c.refuse(
+            f"it broadcasts {tuple(x.tensor.shape)} to {tuple(out.shape)}; only constants can be broadcast (leave "
+            "expand out: x * y broadcasts y itself)"
+        )
+    return c.alias(x, out) if isinstance(x, Ref) else out
+
+
 @handles("slice")
 def slice_(
     c: Converter,
