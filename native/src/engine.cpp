@@ -104,7 +104,8 @@ struct EngineWorkspace : Workspace {
 // Units of work (see needs.cpp). About 80 take a nanosecond.
 constexpr int64_t kJobWork = 80'000;       // of a job, at least, if threads get more than one
 constexpr float kLeastFolded = 1e-18f, kMostFolded = 1e18f;
-constexpr int64_t kWorkPerOverhead = 200;  // a task must take longer than the overhead: data must move, too
+// A task is shared if it has this work per square nanosecond of overhead. If cores are far apart, data moves slowly, too.
+constexpr double kSharedWork = 1.2;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -269,7 +270,8 @@ class EngineImpl : public Engine {
 
   // Sample number i of the batch.
   void run_image(const Samples& input, float* const* outputs, int64_t i, Arena& arena, ThreadPool* pool, double* seconds) const {
-    const int64_t least_work = pool ? pool->overhead() * kWorkPerOverhead : 0;  // to be shared
+    const double overhead = pool ? pool->overhead() : 0;
+    const auto least_work = static_cast<int64_t>(kSharedWork * overhead * overhead);  // to be shared
     RunContext context;
     context.kernels = &kernels_;
     context.pool = 4 * graph_.input.size() >= least_work ? pool : nullptr;

@@ -21,11 +21,12 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(200);
 constexpr int kPausesPerLook = 32;  // reading the clock costs as much as several pauses
 
-// The overhead is measured after some questions, and less often if the threads did not wake up in time: other programs need the
-// cores. The first trial wakes the threads, which may take much longer than a trial.
+// The overhead is measured after some questions, twice as many each time: the first measurements may be wrong, because the threads
+// are yet to wake up. It is measured least often if they did not wake up in time: other programs need the cores. The first trial
+// wakes the threads, which may take much longer than a trial.
 constexpr auto kTrial = std::chrono::microseconds(2), kMostWaking = std::chrono::microseconds(300);
 constexpr int kTrials = 4;
-constexpr int kMeasureEvery = 256, kMeasureRarely = 2048;
+constexpr int kFirstQuestions = 8, kMostQuestions = 256, kMostAsleep = 2048;
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -89,7 +90,8 @@ struct ThreadPool::State {
   uint64_t all_done = 0;      // jobs of all runs, this one included
   std::atomic<bool> busy{false};
 
-  std::atomic<int> questions{0};  // before the next measurement
+  std::atomic<int> questions{0};                   // before the next measurement
+  std::atomic<int> interval{kFirstQuestions / 2};  // questions between the last two
   std::atomic<int> overhead{0};
 
   alignas(64) std::atomic<int> asleep{0};
@@ -205,8 +207,10 @@ struct ThreadPool::State {
       least = std::min(least, end - start);
       start = end;
     }
-    questions.store(least < 2 * kTrial || least == Clock::duration::max() ? kMeasureEvery : kMeasureRarely,
-                    std::memory_order_relaxed);
+    const bool awake = least < 2 * kTrial || least == Clock::duration::max();
+    const int next = std::min(2 * interval.load(std::memory_order_relaxed), awake ? kMostQuestions : kMostAsleep);
+    interval.store(next, std::memory_order_relaxed);
+    questions.store(next, std::memory_order_relaxed);
     if (least == Clock::duration::max()) return;  // another caller uses the threads
     const auto more = std::chrono::duration_cast<std::chrono::nanoseconds>(least - kTrial).count();
     overhead.store(static_cast<int>(std::clamp<int64_t>(more, 0, 1'000'000)), std::memory_order_relaxed);
