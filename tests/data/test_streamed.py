@@ -229,7 +229,7 @@ def test_packing_needs_no_images_in_memory_and_evaluating_does(
     recipe: Recipe, images: Path, tmp_path: Path, unflip: Start
 ) -> None:
     train(recipe, recipe.data.load(images), tmp_path / "out", options=QUIET)
-    done = unflip("pack", tmp_path / "out", "-o", tmp_path / "a.unflip")
+    done = unflip("pack", tmp_path / "out", "-o", tmp_path / "a.unflip", "--uses", "stripes")
     assert done.code == 0, done.err
     done = unflip(
         "evaluate", tmp_path / "a.unflip", "stripes", "--data", images, "--uses", "stripes"
