@@ -104,8 +104,10 @@ struct EngineWorkspace : Workspace {
 // Units of work (see needs.cpp). About 80 take a nanosecond.
 constexpr int64_t kJobWork = 80'000;       // of a job, at least, if threads get more than one
 constexpr float kLeastFolded = 1e-18f, kMostFolded = 1e18f;
-// A task is shared if it has this work per square nanosecond of overhead. If cores are far apart, data moves slowly, too.
-constexpr double kSharedWork = 1.2;
+// A task is shared if it has this work per nanosecond of overhead. It rises with the overhead per thread: if cores are far apart,
+// data moves slowly, too.
+constexpr int64_t kLeastPerOverhead = 200, kMostPerOverhead = 840;
+constexpr double kPerNanosecond = 1.2;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -268,10 +270,15 @@ class EngineImpl : public Engine {
     std::vector<uint8_t>().swap(conv.bits);
   }
 
+  // overhead: nanoseconds.
+  int64_t least_shared_work(int64_t overhead) const {
+    const auto per_overhead = static_cast<int64_t>(kPerNanosecond * overhead / std::max(threads_ - 1, 1));
+    return overhead * std::clamp(per_overhead, kLeastPerOverhead, kMostPerOverhead);
+  }
+
   // Sample number i of the batch.
   void run_image(const Samples& input, float* const* outputs, int64_t i, Arena& arena, ThreadPool* pool, double* seconds) const {
-    const double overhead = pool ? pool->overhead() : 0;
-    const auto least_work = static_cast<int64_t>(kSharedWork * overhead * overhead);  // to be shared
+    const int64_t least_work = pool ? least_shared_work(pool->overhead()) : 0;
     RunContext context;
     context.kernels = &kernels_;
     context.pool = 4 * graph_.input.size() >= least_work ? pool : nullptr;
