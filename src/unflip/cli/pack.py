@@ -142,10 +142,9 @@ def _export_c(
     from unflip.export.plain_c.export import export_c
     from unflip.runtime import load
 
+    # Wrong paths are refused before files are written, so that a second try needs no --replace.
     if images is not None:
-        image_paths(
-            images, "--check"
-        )  # refused before files are written, so that a second try needs no --replace
+        image_paths(images, "--check")
     memory, work = limits
     files = export_c(model, folder, name, replace=replace, max_memory=memory, max_work=work)
     print(
